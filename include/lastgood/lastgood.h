@@ -1,0 +1,950 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef LASTGOOD_LASTGOOD_H
+#define LASTGOOD_LASTGOOD_H
+
+/* lastgood: training checkpoints in shards, and runs that resume from the last
+ * good one.
+ *
+ * A *root* is a directory (or, for tests and threads, memory) that holds the
+ * checkpoints of one run. A *checkpoint* is one step folder in it: ordinary
+ * safetensors files, one set for each rank, and a manifest that says which
+ * file holds what. A checkpoint exists once it is *committed*: durable, whole,
+ * and visible under its final name, all at once.
+ *
+ * Three levels, each enough on its own:
+ *
+ *   simple    one process writes tensors and reads them back;
+ *   session   a training run: open, resume, train, save, close, on any number
+ *             of ranks;
+ *   advanced  layouts (how a tensor is cut over ranks), regions, listing,
+ *             verifying, retention, rollback, views without copying.
+ *
+ * Rules that hold everywhere:
+ *
+ *  - Every function that may fail returns an lg_status and takes, last, an
+ *    lg_error that it fills on failure; NULL is allowed. Outputs are set on
+ *    success only. The library never prints, exits or aborts.
+ *  - Strings are UTF-8 and NUL-terminated. Sizes are bytes, shapes and offsets
+ *    are elements, strides are bytes, times are milliseconds.
+ *  - Handles are not thread-safe; different handles may be used by different
+ *    threads. Functions marked *collective* are called by all ranks of the
+ *    session's communicator in the same order; all ranks get the same result.
+ *  - xxx_close(NULL) and xxx_free(NULL) do nothing.
+ *  - Option structs start with their own size; set them up with the LG_…_INIT
+ *    macro so that fields added later get their default.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define LG_API __attribute__((visibility("default")))
+#define LG_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#else
+#define LG_API
+#define LG_PRINTF(fmt, args)
+#endif
+
+#define LG_VERSION_MAJOR 0
+#define LG_VERSION_MINOR 1
+#define LG_VERSION_PATCH 0
+
+/* "0.1.0"; static storage. */
+LG_API const char *lg_version(void);
+
+/* ------------------------------------------------------------------ errors */
+
+/* Every status, as X(NAME, number, text). Numbers never change; gaps leave
+ * room within a kind. docs/errors.md explains each one. */
+#define LG_STATUS_MAP(X)                                           \
+    X(LG_OK, 0, "success")                                         \
+    /* the caller */                                               \
+    X(LG_ERR_INVALID, 1, "invalid argument")                       \
+    X(LG_ERR_STATE, 2, "call not allowed now")                     \
+    X(LG_ERR_NOMEM, 3, "out of memory")                            \
+    X(LG_ERR_UNSUPPORTED, 4, "not supported")                      \
+    X(LG_ERR_CONFLICT, 5, "ranks or calls contradict each other")  \
+    X(LG_ERR_LIMIT, 6, "a documented limit is exceeded")           \
+    X(LG_ERR_CANCELLED, 7, "stopped by the caller")                \
+    /* the store */                                                \
+    X(LG_ERR_NOT_FOUND, 20, "not found")                           \
+    X(LG_ERR_EXISTS, 21, "exists already")                         \
+    X(LG_ERR_IO, 22, "input/output error")                         \
+    X(LG_ERR_NO_SPACE, 23, "no space left")                        \
+    X(LG_ERR_PERMISSION, 24, "permission denied")                  \
+    X(LG_ERR_READ_ONLY, 25, "read-only")                           \
+    X(LG_ERR_NOT_DURABLE, 26, "not known to be durable")           \
+    X(LG_ERR_NOT_EMPTY, 27, "folder not empty")                    \
+    /* what is on disk */                                          \
+    X(LG_ERR_CORRUPT, 40, "damaged data")                          \
+    X(LG_ERR_FORMAT, 41, "not a valid file of this kind")          \
+    X(LG_ERR_VERSION, 42, "written by a newer version")            \
+    X(LG_ERR_MISSING, 43, "missing from the checkpoint")           \
+    X(LG_ERR_MISMATCH, 44, "dtype or shape differs")               \
+    X(LG_ERR_COVERAGE, 45, "boxes leave a hole or overlap")        \
+    X(LG_ERR_WORLD, 46, "state of another number of ranks")        \
+    /* the run */                                                  \
+    X(LG_ERR_EMPTY, 60, "the root holds no checkpoint")            \
+    X(LG_ERR_NO_GOOD, 61, "the root holds no good checkpoint")     \
+    X(LG_ERR_SUPERSEDED, 62, "another session took the root over") \
+    X(LG_ERR_OTHER_RUN, 63, "the root belongs to another run")     \
+    X(LG_ERR_NOT_WHOLE, 64, "the checkpoint is damaged")           \
+    X(LG_ERR_PROTECTED, 65, "protected from removal")              \
+    /* between ranks */                                            \
+    X(LG_ERR_COMM, 80, "communicator failed")                      \
+    X(LG_ERR_TIMEOUT, 81, "deadline passed")                       \
+    X(LG_ERR_PEER, 82, "another rank failed")                      \
+    X(LG_ERR_INTERNAL, 99, "bug in lastgood")
+
+typedef enum lg_status {
+#define LG_STATUS_ENUM(name, number, text) name = number,
+    LG_STATUS_MAP(LG_STATUS_ENUM)
+#undef LG_STATUS_ENUM
+} lg_status;
+
+/* "LG_ERR_NO_SPACE" and "no space left"; static storage; for numbers that are
+ * no status "LG_ERR_?" and "unknown status". */
+LG_API const char *lg_status_name(lg_status status);
+LG_API const char *lg_status_text(lg_status status);
+
+#define LG_ERROR_MESSAGE_MAX 2048
+
+/* What went wrong. The message is one line that leads from the outside in:
+ * "save step 500: rank 2: shard-00003-model-00001-of-00001.safetensors: write
+ * at 1048576: no space left on device". */
+typedef struct lg_error {
+    lg_status status;
+    int os_errno; /* 0 where the operating system had no part in it */
+    int rank;     /* the rank where it happened first, -1 if unknown or single */
+    char message[LG_ERROR_MESSAGE_MAX];
+} lg_error;
+
+#define LG_ERROR_INIT       \
+    {                       \
+        LG_OK, 0, -1, { 0 } \
+    }
+
+/* ------------------------------------------------------------------ dtypes */
+
+/* The safetensors dtypes in that format's own order, as X(NAME, bits). */
+#define LG_DTYPE_MAP(X) \
+    X(BOOL, 8)          \
+    X(F4, 4)            \
+    X(F6_E2M3, 6)       \
+    X(F6_E3M2, 6)       \
+    X(U8, 8)            \
+    X(I8, 8)            \
+    X(F8_E5M2, 8)       \
+    X(F8_E4M3, 8)       \
+    X(F8_E8M0, 8)       \
+    X(F8_E4M3FNUZ, 8)   \
+    X(F8_E5M2FNUZ, 8)   \
+    X(I16, 16)          \
+    X(U16, 16)          \
+    X(F16, 16)          \
+    X(BF16, 16)         \
+    X(I32, 32)          \
+    X(U32, 32)          \
+    X(F32, 32)          \
+    X(C64, 64)          \
+    X(F64, 64)          \
+    X(I64, 64)          \
+    X(U64, 64)
+
+typedef enum lg_dtype {
+#define LG_DTYPE_ENUM(name, bits) LG_##name,
+    LG_DTYPE_MAP(LG_DTYPE_ENUM)
+#undef LG_DTYPE_ENUM
+        LG_DTYPE_COUNT
+} lg_dtype;
+
+LG_API const char *lg_dtype_name(lg_dtype dtype); /* "BF16"; "?" if invalid */
+LG_API unsigned lg_dtype_bits(lg_dtype dtype);    /* 0 if invalid */
+LG_API lg_status lg_dtype_parse(const char *name, lg_dtype *out);
+
+#define LG_MAX_NDIM 32     /* dimensions of a tensor */
+#define LG_MAX_NAME 4096   /* bytes of a tensor's or key's name */
+#define LG_MAX_MESH_NDIM 8 /* axes of a mesh */
+#define LG_MAX_SPLITS 16   /* splits of a layout */
+
+/* ================================================================== simple */
+
+/* Which family of shard files a tensor goes to. The model's tensors keep their
+ * bare names so that PyTorch and transformers read the step folder as it is;
+ * all others (optimizer, averages) go to LG_GROUP_OPTIM. LG_GROUP_RAW is only
+ * reported, never asked for: per-rank state and dtypes that PyTorch's reader
+ * does not know. */
+typedef enum lg_group { LG_GROUP_MODEL = 0, LG_GROUP_OPTIM = 1, LG_GROUP_RAW = 2, LG_GROUP_COUNT = 3 } lg_group;
+
+LG_API const char *lg_group_name(lg_group group); /* "model", "optim", "raw" */
+
+typedef struct lg_layout lg_layout; /* how a tensor is cut over ranks; below */
+
+/* One box of a tensor, for tensors whose boxes follow no rule. */
+typedef struct lg_box {
+    const uint64_t *offset; /* elements, ndim entries */
+    const uint64_t *size;   /* elements, ndim entries */
+    const void *data;       /* first element of the box on this rank */
+    const int64_t *strides; /* bytes, ndim entries; NULL = packed row-major */
+} lg_box;
+
+enum {
+    /* May differ between ranks that hold it (running statistics, averages):
+     * when it does, every rank's own copy is kept. Without this flag a
+     * difference between ranks is an error that names tensor and ranks. */
+    LG_TENSOR_BUFFER = 1u << 0,
+    /* lg_load_tensor: leave the destination alone when the checkpoint lacks
+     * the tensor; the load's report lists it. */
+    LG_TENSOR_OPTIONAL = 1u << 1
+};
+
+/* A tensor to save: what it is globally, and the part this rank holds.
+ *
+ * The part is, by `layout` and `boxes`:
+ *   both NULL        the whole tensor, on every rank that adds it. The ranks'
+ *                    contents are compared by SHA-256; one rank writes.
+ *   layout (splits)  the rank's part under the layout. Where a layout leaves a
+ *                    rank several intervals of a dimension, the local tensor
+ *                    is their concatenation in order.
+ *   layout (flat)    the rank's range of the flat buffer that falls into this
+ *                    tensor: `data` points to the first such element, packed,
+ *                    one-dimensional; `strides` is NULL.
+ *   boxes            `n_boxes` boxes that follow no rule; `data`, `strides`
+ *                    and `local_shape` are NULL.
+ *
+ * Memory stays the caller's and must not change until lg_save_commit returns.
+ * Names: UTF-8 without control characters, not empty, not "__metadata__". */
+typedef struct lg_tensor {
+    size_t size; /* sizeof(lg_tensor); LG_TENSOR_INIT sets it */
+    const char *name;
+    lg_dtype dtype;
+    lg_group group;
+    uint32_t ndim;
+    const uint64_t *shape;       /* global, elements, ndim entries */
+    const void *data;            /* this rank's part */
+    const int64_t *strides;      /* bytes, ndim entries; NULL = packed row-major */
+    const uint64_t *local_shape; /* checked against the layout when not NULL */
+    const lg_layout *layout;
+    uint64_t flat_offset; /* flat layouts: where the tensor starts, elements */
+    const lg_box *boxes;
+    size_t n_boxes;
+    uint32_t flags;
+} lg_tensor;
+
+#define LG_TENSOR_INIT                                                                                  \
+    {                                                                                                   \
+        sizeof(lg_tensor), NULL, LG_F32, LG_GROUP_MODEL, 0, NULL, NULL, NULL, NULL, NULL, 0, NULL, 0, 0 \
+    }
+
+/* A tensor, or a region of one, to be loaded into memory of the caller.
+ *
+ * `offset`/`extent` choose the region (both NULL: all of it). With a `layout`
+ * instead, the region is the part that the layout gives `rank`; the
+ * destination is laid out as for saving. The dtype must be the stored one:
+ * nothing is ever converted silently. */
+typedef struct lg_target {
+    size_t size; /* sizeof(lg_target); LG_TARGET_INIT sets it */
+    const char *name;
+    lg_dtype dtype;
+    uint32_t ndim;
+    const uint64_t *shape;  /* expected global shape */
+    const uint64_t *offset; /* elements, or NULL */
+    const uint64_t *extent; /* elements, or NULL */
+    const lg_layout *layout;
+    uint32_t rank; /* with layout: whose part; usually the caller's rank */
+    uint64_t flat_offset;
+    void *data;
+    const int64_t *strides; /* bytes; NULL = packed row-major */
+    uint32_t flags;         /* LG_TENSOR_OPTIONAL */
+} lg_target;
+
+#define LG_TARGET_INIT                                                                  \
+    {                                                                                   \
+        sizeof(lg_target), NULL, LG_F32, 0, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL, 0 \
+    }
+
+/* Writes one checkpoint from one process: opens `root`, saves `n` tensors
+ * (whole ones) as `step`, commits, closes. `root` is a path or a URI ("file:…",
+ * "mem:…"); it is made if its parent exists. A root that already holds
+ * checkpoints gets another one.
+ *
+ *     float w[2][3] = {{0, 1, 2}, {3, 4, 5}};
+ *     uint64_t shape[] = {2, 3};
+ *     lg_tensor t = LG_TENSOR_INIT;
+ *     t.name = "w", t.ndim = 2, t.shape = shape, t.data = w;
+ *     lg_error err = LG_ERROR_INIT;
+ *     if (lg_write("runs/a", 500, &t, 1, &err) != LG_OK) puts(err.message);
+ */
+LG_API lg_status lg_write(const char *root, uint64_t step, const lg_tensor *tensors, size_t n, lg_error *err);
+
+/* Reads `n` tensors or regions from `where` (a root: the newest good
+ * checkpoint; a step folder; or ROOT@STEP) and verifies every byte it uses.
+ * `step`, when not NULL, gets the step that was read.
+ *
+ *     float row[3];
+ *     uint64_t off[] = {1, 0}, ext[] = {1, 3};
+ *     lg_target t = LG_TARGET_INIT;
+ *     t.name = "w", t.ndim = 2, t.shape = shape, t.offset = off, t.extent = ext;
+ *     t.data = row;
+ *     lg_read("runs/a", &t, 1, NULL, &err);
+ */
+LG_API lg_status lg_read(const char *where, const lg_target *targets, size_t n, uint64_t *step, lg_error *err);
+
+/* ================================================================= session */
+
+/* A training run in ten lines:
+ *
+ *     lg_comm *comm;
+ *     lg_mpi_comm_create(MPI_COMM_WORLD, &comm, &err);         // lastgood/mpi.h
+ *     lg_session_options o = LG_SESSION_OPTIONS_INIT;
+ *     o.comm = comm, o.keep_last = 3;
+ *     lg_session *s;
+ *     lg_session_open("runs/a", &o, &s, &err);
+ *     lg_resume_result *r;
+ *     lg_status st = lg_resume(s, NULL, my_targets, my_model, &r, &err);
+ *     if (st == LG_ERR_EMPTY) init_weights(my_model);          // a new run
+ *     else if (st != LG_OK) fail(err.message);                 // never start over
+ *     for (step = …; step < total; ) {
+ *         train(++step);
+ *         if (step % 500 == 0) {
+ *             lg_save *save;
+ *             lg_save_begin(s, step, NULL, &save, &err);
+ *             for each tensor: lg_save_tensor(save, &t, &err);
+ *             lg_save_global_u64(save, "samples", consumed, &err);
+ *             lg_save_commit(save, &info, &err);               // collective
+ *         }
+ *     }
+ *     lg_session_close(s, &err);
+ */
+
+typedef struct lg_comm lg_comm;   /* ranks that save and load together */
+typedef struct lg_store lg_store; /* where the bytes are; backend.h */
+typedef struct lg_session lg_session;
+typedef struct lg_save lg_save;
+typedef struct lg_load lg_load;
+typedef struct lg_checkpoint lg_checkpoint;
+
+/* Owner epoch and serial; a later one is newer, whatever the steps say. */
+typedef struct lg_generation {
+    uint64_t epoch;
+    uint64_t serial;
+} lg_generation;
+
+/* -1, 0, 1 as a is older than, the same as, or newer than b. */
+LG_API int lg_generation_compare(lg_generation a, lg_generation b);
+
+#define LG_RUN_ID_TEXT 33  /* 32 hex digits and NUL */
+#define LG_DIGEST_TEXT 65  /* SHA-256 in hex and NUL */
+#define LG_CREATED_TEXT 21 /* "2026-11-29T18:31:57Z" and NUL */
+
+enum {
+    /* Save into a root with checkpoints that this session did not resume from:
+     * a new run with a new run id. Refused without this flag. */
+    LG_SESSION_NEW_RUN = 1u << 0,
+    /* Read only: claims nothing, writes nothing, cannot save. */
+    LG_SESSION_READ_ONLY = 1u << 1
+};
+
+typedef struct lg_session_options {
+    size_t size;     /* LG_SESSION_OPTIONS_INIT sets it */
+    lg_comm *comm;   /* NULL: this process alone. Stays the caller's. */
+    lg_store *store; /* NULL: by URI. Stays the caller's. */
+    uint32_t flags;
+    uint64_t deadline_ms;    /* longest wait for other ranks; 0 = 600000 */
+    uint32_t keep_last;      /* retention: the last N; 0 = keep all */
+    uint64_t keep_every;     /* and every K-th step; 0 = none */
+    uint32_t check_replicas; /* compare declared replicas at every K-th save; 0 = never */
+    uint64_t block_bytes;    /* checksum block: power of two in [4096, 64 MiB]; 0 = 65536 */
+    uint64_t buffer_bytes;   /* cap of staging memory a process; 0 = 64 MiB, at least 1 MiB */
+    const char *domain;      /* failure domain of this rank; NULL = host name */
+} lg_session_options;
+
+#define LG_SESSION_OPTIONS_INIT                                           \
+    {                                                                     \
+        sizeof(lg_session_options), NULL, NULL, 0, 0, 0, 0, 0, 0, 0, NULL \
+    }
+
+/* Collective. Opens `root` for a run. Unless read-only: makes the folder when
+ * its parent exists, claims an owner epoch (an earlier session that still runs
+ * fails its next save as LG_ERR_SUPERSEDED) and ends attempts that earlier
+ * owners left unfinished. */
+LG_API lg_status lg_session_open(const char *root, const lg_session_options *options, lg_session **out, lg_error *err);
+
+/* Collective. Waits for what is in flight. The handle is gone whatever the
+ * result. */
+LG_API lg_status lg_session_close(lg_session *session, lg_error *err);
+
+LG_API uint64_t lg_session_epoch(const lg_session *session); /* 0 if read-only */
+
+/* What a session has done, for logs and status pages. */
+typedef struct lg_session_status {
+    uint64_t saves_committed;
+    uint64_t saves_failed;
+    uint64_t removed;          /* checkpoints removed by retention */
+    uint64_t removal_failures; /* removals that failed and will be tried again */
+    char last_removal_error[512];
+    lg_generation last_committed; /* {0,0} before the first */
+} lg_session_status;
+
+LG_API lg_status lg_session_get_status(const lg_session *session, lg_session_status *out, lg_error *err);
+
+/* ------------------------------------------------------------------- saving */
+
+enum {
+    /* Success without a new checkpoint when this session's newest committed or
+     * resumed checkpoint has this step already. */
+    LG_SAVE_IF_NEW = 1u << 0,
+    /* Refuse NaN and infinity in F32, F64, F16, BF16 tensors: the save fails
+     * and the last finite checkpoint stays. */
+    LG_SAVE_FINITE = 1u << 1,
+    /* Store tied aliases once; transformers cannot open such a folder. */
+    LG_SAVE_ALIASES_ONCE = 1u << 2
+};
+
+typedef struct lg_save_options {
+    size_t size; /* LG_SAVE_OPTIONS_INIT sets it */
+    uint32_t flags;
+} lg_save_options;
+
+#define LG_SAVE_OPTIONS_INIT       \
+    {                              \
+        sizeof(lg_save_options), 0 \
+    }
+
+/* Starts to describe a save; nothing is written yet. `step` counts completed
+ * optimizer steps, below 2^53. Free with lg_save_commit or lg_save_abort. */
+LG_API lg_status lg_save_begin(lg_session *session, uint64_t step, const lg_save_options *options, lg_save **out,
+                               lg_error *err);
+
+/* Adds a tensor; the description is copied, the data is not. A name may be
+ * added once a rank. */
+LG_API lg_status lg_save_tensor(lg_save *save, const lg_tensor *tensor, lg_error *err);
+
+/* Declares `alias` to be the same tensor as `name`, added before. Both names
+ * load; by default the bytes are written under both. Ties are declared, never
+ * guessed from addresses. */
+LG_API lg_status lg_save_alias(lg_save *save, const char *alias, const char *name, lg_error *err);
+
+/* Global state: small values of the whole run. The manifest keeps the union
+ * over ranks by key; a key with two different values is an error that names
+ * key and ranks. Doubles keep their bits (inf, nan and -0.0 too), integers all
+ * 64. `json` is one value of tagged JSON (docs/format.md). */
+LG_API lg_status lg_save_global_u64(lg_save *save, const char *key, uint64_t value, lg_error *err);
+LG_API lg_status lg_save_global_i64(lg_save *save, const char *key, int64_t value, lg_error *err);
+LG_API lg_status lg_save_global_f64(lg_save *save, const char *key, double value, lg_error *err);
+LG_API lg_status lg_save_global_str(lg_save *save, const char *key, const char *value, lg_error *err);
+LG_API lg_status lg_save_global_bytes(lg_save *save, const char *key, const void *data, size_t bytes, lg_error *err);
+LG_API lg_status lg_save_global_json(lg_save *save, const char *key, const char *json, lg_error *err);
+
+/* State of this rank alone (its random generator, its loader): opaque bytes,
+ * copied. Every rank of a key's set must be there to load it again. */
+LG_API lg_status lg_save_rank_bytes(lg_save *save, const char *key, const void *data, size_t bytes, lg_error *err);
+
+/* A file to lie in the step folder as it is (config.json, tokenizer.json).
+ * May be called on all ranks; rank 0's counts. The bytes are copied. The name
+ * is a plain file name that collides with no name of the format. */
+LG_API lg_status lg_save_attach(lg_save *save, const char *file_name, const void *data, size_t bytes, lg_error *err);
+
+typedef struct lg_save_info {
+    uint64_t step;
+    lg_generation generation;
+    char folder[64];
+    uint64_t bytes_written; /* by this rank */
+    uint64_t bytes_total;   /* by all ranks */
+    int skipped;            /* LG_SAVE_IF_NEW found it committed */
+    uint32_t unshared;      /* tensors kept per rank because the ranks differ */
+    double seconds;
+} lg_save_info;
+
+/* Collective. Writes, commits, and returns once the checkpoint is durable on
+ * all ranks; frees `save` whatever the result. On failure the previous
+ * checkpoint is untouched and every rank gets the first rank's error; the same
+ * save can be described and tried again. `info` may be NULL. */
+LG_API lg_status lg_save_commit(lg_save *save, lg_save_info *info, lg_error *err);
+
+/* Frees a save that was not committed. Not collective. */
+LG_API void lg_save_abort(lg_save *save);
+
+/* ------------------------------------------------------------------ resuming */
+
+/* Called on every rank for each checkpoint that resume tries, newest first, to
+ * say what is wanted: lg_load_tensor and lg_load_… on `load`. It may look at
+ * lg_load_checkpoint(load). Any status but LG_OK ends the resume with it. */
+typedef lg_status (*lg_targets_fn)(lg_load *load, void *arg, lg_error *err);
+
+enum {
+    LG_RESUME_STRICT = 1u << 0,    /* only the newest; damaged is an error */
+    LG_RESUME_UNVERIFIED = 1u << 1 /* do not check digests; recorded in the next save */
+};
+
+typedef struct lg_resume_options {
+    size_t size; /* LG_RESUME_OPTIONS_INIT sets it */
+    uint32_t flags;
+    const uint64_t *step;            /* resume from this step, or NULL */
+    const lg_generation *generation; /* resume from this generation, or NULL */
+} lg_resume_options;
+
+#define LG_RESUME_OPTIONS_INIT                   \
+    {                                            \
+        sizeof(lg_resume_options), 0, NULL, NULL \
+    }
+
+typedef struct lg_skipped {
+    uint64_t step;
+    lg_generation generation;
+    char folder[64];
+    lg_status status;
+    char reason[512];
+} lg_skipped;
+
+typedef struct lg_resume_result {
+    uint64_t step;
+    lg_generation generation;
+    char folder[64];
+    char run_id[LG_RUN_ID_TEXT];
+    uint32_t saved_world; /* ranks that saved it */
+    int verified;
+    uint64_t tensors_loaded; /* by this rank */
+    uint64_t bytes_loaded;   /* by this rank, wanted bytes */
+    size_t n_skipped;
+    lg_skipped *skipped; /* newest first */
+    size_t n_missing;    /* LG_TENSOR_OPTIONAL targets the checkpoint lacks */
+    char **missing;
+    lg_checkpoint *checkpoint; /* open, for reading state; freed with the result */
+} lg_resume_result;
+
+/* Collective. Finds the newest good checkpoint, loads into the targets that
+ * `targets` names and verifies; when any rank finds damage, all ranks step
+ * back together to the next older one. After failure the contents of targets
+ * are undefined.
+ *
+ *   LG_OK            loaded; the session inherits the run id and goes on.
+ *   LG_ERR_EMPTY     no checkpoint was ever committed here: a fresh start.
+ *   LG_ERR_NO_GOOD   there are checkpoints, none is good: *out is set too and
+ *                    its `skipped` says why each was passed over.
+ *
+ * Missing tensors, other dtypes or shapes are no damage: they end the resume
+ * with LG_ERR_MISSING or LG_ERR_MISMATCH. */
+LG_API lg_status lg_resume(lg_session *session, const lg_resume_options *options, lg_targets_fn targets, void *arg,
+                           lg_resume_result **out, lg_error *err);
+
+LG_API void lg_resume_result_free(lg_resume_result *result);
+
+/* ------------------------------------------------------------------- loading */
+
+enum { LG_LOAD_UNVERIFIED = 1u << 0 };
+
+/* One load from an open checkpoint: describe targets, then run. Not
+ * collective. Free with lg_load_free. */
+LG_API lg_status lg_load_begin(lg_checkpoint *checkpoint, uint32_t flags, lg_load **out, lg_error *err);
+LG_API lg_checkpoint *lg_load_checkpoint(lg_load *load);
+LG_API lg_status lg_load_tensor(lg_load *load, const lg_target *target, lg_error *err);
+LG_API lg_status lg_load_run(lg_load *load, lg_error *err);
+LG_API void lg_load_free(lg_load *load);
+
+/* Global state of a checkpoint. Wrong kind: LG_ERR_MISMATCH; no such key:
+ * LG_ERR_MISSING. Strings and bytes belong to the checkpoint. */
+LG_API lg_status lg_checkpoint_global_u64(lg_checkpoint *c, const char *key, uint64_t *out, lg_error *err);
+LG_API lg_status lg_checkpoint_global_i64(lg_checkpoint *c, const char *key, int64_t *out, lg_error *err);
+LG_API lg_status lg_checkpoint_global_f64(lg_checkpoint *c, const char *key, double *out, lg_error *err);
+LG_API lg_status lg_checkpoint_global_str(lg_checkpoint *c, const char *key, const char **out, lg_error *err);
+LG_API lg_status lg_checkpoint_global_bytes(lg_checkpoint *c, const char *key, const void **data, size_t *bytes,
+                                            lg_error *err);
+LG_API lg_status lg_checkpoint_global_json(lg_checkpoint *c, const char *key, const char **out, lg_error *err);
+LG_API size_t lg_checkpoint_global_count(lg_checkpoint *c);
+LG_API const char *lg_checkpoint_global_key(lg_checkpoint *c, size_t i);
+
+/* State that rank `rank` saved under `key`; verified. `world` is the number of
+ * ranks that read it now: another one than saved it is LG_ERR_WORLD, since such
+ * state cannot be cut anew (0 = take it regardless). *data is malloc'ed; free
+ * it with lg_free. */
+LG_API lg_status lg_checkpoint_rank_bytes(lg_checkpoint *c, const char *key, uint32_t rank, uint32_t world, void **data,
+                                          size_t *bytes, lg_error *err);
+LG_API void lg_free(void *memory);
+
+/* ================================================================ advanced */
+
+/* ------------------------------------------------------------------- layouts
+ *
+ * A layout says which rank holds which part of a tensor. It is shared by all
+ * tensors that are cut alike, so that the manifest grows with ranks + tensors.
+ *
+ * Ranks form a mesh. Each split cuts one dimension of the tensor, in order:
+ * by a mesh axis (piece i on the ranks whose coordinate on that axis is i) or
+ * by a constant (axis = LG_NO_AXIS: all pieces stay on the same rank, as for a
+ * fused query-key-value matrix of which each third is cut again). Axes that no
+ * split uses are replica axes: the ranks along them hold the same bytes and
+ * are declared to be trained in step.
+ *
+ *     // rows over 4 ranks (FSDP):
+ *     uint32_t sizes[] = {4};
+ *     lg_split rows = {0, 0, 0, LG_SPLIT_CEIL};
+ *     lg_layout_desc d = LG_LAYOUT_DESC_INIT;
+ *     d.mesh_ndim = 1, d.mesh_sizes = sizes, d.n_splits = 1, d.splits = &rows;
+ *     lg_layout *layout;
+ *     lg_layout_create(&d, &layout, &err);
+ */
+
+typedef enum lg_split_mode {
+    LG_SPLIT_CEIL = 0, /* pieces of ceil(n/p), the last ones shorter or empty (torch.chunk, FSDP2, DTensor) */
+    LG_SPLIT_EVEN = 1  /* sizes differ by at most one, longer ones first (torch.tensor_split) */
+} lg_split_mode;
+
+#define LG_NO_AXIS (-1)
+
+typedef struct lg_split {
+    uint32_t dim;    /* dimension of the tensor */
+    int32_t axis;    /* mesh axis, or LG_NO_AXIS */
+    uint32_t pieces; /* with LG_NO_AXIS: how many; else ignored */
+    lg_split_mode mode;
+} lg_split;
+
+typedef struct lg_layout_desc {
+    size_t size; /* LG_LAYOUT_DESC_INIT sets it */
+    /* The rank at mesh coordinate c is ranks[row-major index of c] if `ranks`
+     * is given, else origin + sum of c[i]*mesh_strides[i] (NULL: row-major). */
+    uint32_t mesh_ndim;
+    const uint32_t *mesh_sizes;
+    const uint32_t *mesh_strides;
+    uint32_t mesh_origin;
+    const uint32_t *ranks;
+    uint32_t n_splits;
+    const lg_split *splits;
+    /* Flat: a one-dimensional buffer of flat_length elements, cut into
+     * ceil-pieces over mesh axis flat_axis; each tensor lies in it in row-major
+     * order at its flat_offset. flat_length > 0 selects it; no splits then. */
+    uint64_t flat_length;
+    int32_t flat_axis;
+    /* How many of the R holders of a replica write a piece each; 0 = so many
+     * that each writes at least 32 MiB. */
+    uint32_t writers;
+} lg_layout_desc;
+
+#define LG_LAYOUT_DESC_INIT                                              \
+    {                                                                    \
+        sizeof(lg_layout_desc), 0, NULL, NULL, 0, NULL, 0, NULL, 0, 0, 0 \
+    }
+
+LG_API lg_status lg_layout_create(const lg_layout_desc *desc, lg_layout **out, lg_error *err);
+LG_API void lg_layout_free(lg_layout *layout);
+
+/* The shape of the part that `layout` gives `rank` of a tensor (ndim entries);
+ * for flat layouts *elements is the length of the rank's range in the tensor
+ * and *start its first element, row-major. start may be NULL. */
+LG_API lg_status lg_layout_local(const lg_layout *layout, uint32_t rank, uint32_t ndim, const uint64_t *shape,
+                                 uint64_t flat_offset, uint64_t *local_shape, uint64_t *start, uint64_t *elements,
+                                 lg_error *err);
+
+/* ------------------------------------------------------------- communicators */
+
+/* This process alone. */
+LG_API lg_status lg_comm_single_create(lg_comm **out, lg_error *err);
+
+/* `n` ranks that are threads of this process: out[i] is for thread i. */
+LG_API lg_status lg_comm_threads_create(uint32_t n, lg_comm **out, lg_error *err);
+
+/* MPI: lastgood/mpi.h (library lastgood-mpi). Own functions: lastgood/backend.h. */
+
+LG_API uint32_t lg_comm_rank(const lg_comm *comm);
+LG_API uint32_t lg_comm_size(const lg_comm *comm);
+LG_API void lg_comm_free(lg_comm *comm);
+
+/* --------------------------------------------------------- opening and listing */
+
+typedef enum lg_entry_kind {
+    LG_ENTRY_COMMITTED = 0, /* a checkpoint, or what should be one: see status */
+    LG_ENTRY_PARTIAL = 1,   /* being written, or left by a dead session */
+    LG_ENTRY_TRASH = 2,     /* being removed */
+    LG_ENTRY_TOMBSTONE = 3, /* an attempt that was ended */
+    LG_ENTRY_OWNER = 4,
+    LG_ENTRY_ROLLBACK = 5,
+    LG_ENTRY_FOREIGN = 6
+} lg_entry_kind;
+
+LG_API const char *lg_entry_kind_name(lg_entry_kind kind); /* "committed", … */
+
+/* One name in a root. Fields that do not apply are zero. */
+typedef struct lg_entry {
+    lg_entry_kind kind;
+    char name[256];
+    uint64_t step;
+    lg_generation generation;
+    lg_status status; /* committed: LG_OK if manifest and file sizes are right */
+    char reason[512]; /* why status is not LG_OK */
+    int discarded;    /* passed over by a rollback */
+    int pinned;
+    int newest; /* the one that resume tries first */
+    char run_id[LG_RUN_ID_TEXT];
+    char created[LG_CREATED_TEXT]; /* UTC; informative only */
+    uint32_t world;
+    uint64_t tensors;
+    uint64_t bytes;       /* of all files the manifest lists */
+    lg_generation target; /* rollback: where it leads; the same for step */
+    uint64_t target_step;
+    char note[256]; /* rollback: its reason; pin: its reason */
+} lg_entry;
+
+typedef struct lg_listing {
+    size_t n;
+    lg_entry *entries;    /* checkpoints and rollbacks newest first, then the rest */
+    int unreadable_newer; /* a manifest of a newer version is there: nothing is removed */
+} lg_listing;
+
+enum { LG_LIST_ALL = 1u << 0 /* partial, trash, owners and foreign names too */ };
+
+/* What a root holds, without opening it for writing. */
+LG_API lg_status lg_list(const char *root, uint32_t flags, lg_listing **out, lg_error *err);
+LG_API void lg_listing_free(lg_listing *listing);
+
+/* Opens a checkpoint for reading. `where`: a root (its newest good one), a step
+ * folder, ROOT@STEP (the newest generation of it), or ROOT@gEPOCH.SERIAL. */
+LG_API lg_status lg_checkpoint_open(const char *where, lg_checkpoint **out, lg_error *err);
+LG_API void lg_checkpoint_close(lg_checkpoint *c);
+
+typedef struct lg_checkpoint_info {
+    uint64_t step;
+    lg_generation generation;
+    char folder[64]; /* name of the step folder where it is known, else "" */
+    char run_id[LG_RUN_ID_TEXT];
+    char attempt[33];
+    char manifest_sha256[LG_DIGEST_TEXT];
+    int has_parent;
+    uint64_t parent_step;
+    lg_generation parent;
+    int parent_verified; /* 0: that checkpoint was loaded without checks */
+    uint32_t world;
+    char created[LG_CREATED_TEXT];
+    uint64_t block_bytes;
+    const char *checksum; /* "crc32c" */
+    size_t n_tensors, n_layouts, n_files, n_attached, n_aliases;
+    uint64_t tensor_bytes, file_bytes;
+    int aliases_once;
+    int pinned;
+} lg_checkpoint_info;
+
+LG_API lg_status lg_checkpoint_get_info(lg_checkpoint *c, lg_checkpoint_info *out, lg_error *err);
+
+typedef struct lg_tensor_info {
+    const char *name; /* belongs to the checkpoint, like all pointers here */
+    lg_group group;
+    lg_dtype dtype;
+    uint32_t ndim;
+    const uint64_t *shape;
+    uint64_t bytes;
+    size_t layout;  /* index; SIZE_MAX for irregular boxes */
+    size_t n_boxes; /* how many boxes the tensor is stored in */
+    uint64_t flat_offset;
+    const char *alias_of; /* NULL, or the tensor it is tied to */
+    int per_rank;         /* the ranks' copies differ; each is kept */
+} lg_tensor_info;
+
+/* Tensors are sorted by name, byte by byte; aliases are among them. */
+LG_API lg_status lg_checkpoint_tensor(lg_checkpoint *c, size_t i, lg_tensor_info *out, lg_error *err);
+LG_API lg_status lg_checkpoint_find(lg_checkpoint *c, const char *name, lg_tensor_info *out, lg_error *err);
+
+/* Canonical text of layout `i`; belongs to the checkpoint. */
+LG_API const char *lg_checkpoint_layout(lg_checkpoint *c, size_t i);
+
+typedef struct lg_file_info {
+    char name[256];
+    uint64_t bytes;
+    uint32_t rank;  /* UINT32_MAX for attached files */
+    lg_group group; /* meaningless for sums and attached files */
+    int is_sums, is_attached;
+    const char *domain; /* failure domain of the rank */
+} lg_file_info;
+
+LG_API lg_status lg_checkpoint_file(lg_checkpoint *c, size_t i, lg_file_info *out, lg_error *err);
+
+/* Names of files in the step folder that neither manifest nor side record
+ * lists, one call each; stops when fn returns nonzero. */
+LG_API lg_status lg_checkpoint_foreign(lg_checkpoint *c, int (*fn)(const char *name, void *arg), void *arg,
+                                       lg_error *err);
+
+/* A box as stored. */
+typedef struct lg_stored_box {
+    uint32_t rank;
+    uint32_t ndim;
+    uint64_t offset[LG_MAX_NDIM];
+    uint64_t size[LG_MAX_NDIM];
+} lg_stored_box;
+
+/* The stored boxes that touch a region (offset and extent NULL: the whole
+ * tensor), in O(boxes touched). Stops when fn returns nonzero. */
+LG_API lg_status lg_checkpoint_boxes(lg_checkpoint *c, const char *name, const uint64_t *offset, const uint64_t *extent,
+                                     int (*fn)(const lg_stored_box *box, void *arg), void *arg, lg_error *err);
+
+/* A read-only view of a region that lies contiguous in one stored box, mapped
+ * from the file, not copied. Its blocks are verified once unless `flags` has
+ * LG_LOAD_UNVERIFIED. LG_ERR_UNSUPPORTED when the region is not contiguous in
+ * one box; load it then. */
+typedef struct lg_view {
+    const void *data;
+    uint64_t bytes;
+    void *priv;
+} lg_view;
+LG_API lg_status lg_checkpoint_map(lg_checkpoint *c, const char *name, const uint64_t *offset, const uint64_t *extent,
+                                   uint32_t flags, lg_view *out, lg_error *err);
+LG_API void lg_view_release(lg_view *view);
+
+/* Copies an attached file; verified against its digest. Free with lg_free. */
+LG_API lg_status lg_checkpoint_attached(lg_checkpoint *c, const char *file_name, void **data, size_t *bytes,
+                                        lg_error *err);
+
+/* -------------------------------------------------------------------- verify */
+
+typedef struct lg_problem {
+    lg_status status;
+    char file[256];
+    char tensor[512]; /* "" where no tensor is concerned */
+    uint64_t offset;  /* first bad byte range in the file */
+    uint64_t bytes;
+    char message[1024];
+} lg_problem;
+
+typedef struct lg_verify_options {
+    size_t size;      /* LG_VERIFY_OPTIONS_INIT sets it */
+    uint32_t threads; /* 0 = one a core, at most 16 */
+    /* Called from one thread at a time; nonzero stops (LG_ERR_CANCELLED). */
+    int (*progress)(uint64_t done, uint64_t total, void *arg);
+    void (*problem)(const lg_problem *problem, void *arg);
+    void *arg;
+} lg_verify_options;
+
+#define LG_VERIFY_OPTIONS_INIT                         \
+    {                                                  \
+        sizeof(lg_verify_options), 0, NULL, NULL, NULL \
+    }
+
+typedef struct lg_verify_result {
+    uint64_t files, bytes, problems;
+} lg_verify_result;
+
+/* Reads every byte of a checkpoint (or of one safetensors file, whose form is
+ * checked) and checks it: manifest, sizes, reports, tables, headers against
+ * layouts, every block. LG_OK, or the first problem's status; all problems go
+ * to `problem`. `result` is set in both cases. */
+LG_API lg_status lg_verify(lg_checkpoint *c, const lg_verify_options *options, lg_verify_result *result, lg_error *err);
+
+/* -------------------------------------------------- keep, remove, roll back */
+
+/* Pins (or, with pinned = 0, unpins) a checkpoint against retention and prune.
+ * `reason` may be NULL. */
+LG_API lg_status lg_pin(const char *where, int pinned, const char *reason, lg_error *err);
+
+typedef struct lg_prune_options {
+    size_t size; /* LG_PRUNE_OPTIONS_INIT sets it */
+    uint32_t keep_last;
+    uint64_t keep_every;
+    int dry_run;
+} lg_prune_options;
+
+#define LG_PRUNE_OPTIONS_INIT             \
+    {                                     \
+        sizeof(lg_prune_options), 0, 0, 1 \
+    }
+
+typedef struct lg_prune_item {
+    char name[256];
+    uint64_t step;
+    lg_generation generation;
+    uint64_t bytes;
+    int removed;      /* removed, or would be */
+    char reason[256]; /* why it stays or goes */
+} lg_prune_item;
+
+/* Applies a retention rule by hand. Claims the root, verifies the newest
+ * checkpoint that stays in full before anything is removed. With dry_run it
+ * only says what it would do, and claims nothing. `fn` may be NULL. */
+LG_API lg_status lg_prune(const char *root, const lg_prune_options *options,
+                          void (*fn)(const lg_prune_item *item, void *arg), void *arg, lg_error *err);
+
+/* Removes one checkpoint, by the same rules: never the last good one, never a
+ * pinned one. */
+LG_API lg_status lg_remove(const char *where, lg_error *err);
+
+/* Removes what crashes left: trash, partial folders and tombstones of epochs
+ * below the highest owner. `fn` gets each name. */
+LG_API lg_status lg_sweep(const char *root, int dry_run, void (*fn)(const char *name, uint64_t bytes, void *arg),
+                          void *arg, lg_error *err);
+
+/* Records that the run goes back to the checkpoint `where`: later ones are
+ * discarded, even if committed later by a session that is still running (its
+ * next save fails as LG_ERR_SUPERSEDED). Deletes nothing. `reason` is kept in
+ * the record. `out` (may be NULL) gets the record's generation. */
+LG_API lg_status lg_rollback(const char *where, const char *reason, lg_generation *out, lg_error *err);
+
+/* ------------------------------------------------- one safetensors file alone */
+
+typedef struct lg_safetensors lg_safetensors;
+
+/* Opens and checks the form of one safetensors file, of any writer. Names what
+ * the file is when it is something else (zip, GGUF, Git-LFS pointer, HTML). */
+LG_API lg_status lg_safetensors_open(const char *path, lg_safetensors **out, lg_error *err);
+LG_API void lg_safetensors_close(lg_safetensors *file);
+LG_API size_t lg_safetensors_count(const lg_safetensors *file);
+/* Sorted by offset. `begin`,`end`: bytes from the start of the data. */
+LG_API lg_status lg_safetensors_tensor(const lg_safetensors *file, size_t i, const char **name, lg_dtype *dtype,
+                                       uint32_t *ndim, const uint64_t **shape, uint64_t *begin, uint64_t *end,
+                                       lg_error *err);
+LG_API size_t lg_safetensors_metadata_count(const lg_safetensors *file);
+LG_API lg_status lg_safetensors_metadata(const lg_safetensors *file, size_t i, const char **key, const char **value,
+                                         lg_error *err);
+LG_API lg_status lg_safetensors_read(lg_safetensors *file, size_t i, void *data, size_t bytes, lg_error *err);
+
+/* --------------------------------------------------- random numbers and data */
+
+/* Philox 4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy
+ * as 1, 2, 3; SC'11): 128 random bits from a 128-bit counter and a 64-bit key.
+ * No state but what the caller keeps: key by seed, counter by (sample, layer,
+ * position) makes streams that do not depend on ranks. */
+LG_API void lg_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+/* A stream over it, for those who want one. */
+typedef struct lg_rng {
+    uint64_t seed;
+    uint64_t stream;
+    uint64_t position; /* in 32-bit words */
+} lg_rng;
+LG_API uint32_t lg_rng_u32(lg_rng *rng);
+LG_API uint64_t lg_rng_u64(lg_rng *rng);
+LG_API double lg_rng_f64(lg_rng *rng); /* [0, 1), 53 bits */
+
+/* The elastic sampler: which sample comes when, as a function of seed and
+ * epoch alone. A seeded permutation of [0, samples), computed on the fly in
+ * constant memory; any number of ranks, micro-batches and workers see the same
+ * global sequence. State: (seed, epoch, consumed). */
+#define LG_SAMPLER_MAX (UINT64_C(1) << 48)
+
+typedef struct lg_sampler {
+    uint64_t samples; /* size of the data set, 1 to 2^48 */
+    uint64_t seed;
+    uint64_t epoch;
+    uint64_t consumed; /* samples used by the whole run in this epoch */
+    uint32_t flags;
+} lg_sampler;
+
+enum { LG_SAMPLER_SEQUENTIAL = 1u << 0 /* no shuffling */ };
+
+LG_API lg_status lg_sampler_init(lg_sampler *s, uint64_t samples, uint64_t seed, uint32_t flags, lg_error *err);
+/* The sample at `position` of epoch `epoch`, without moving; position < samples. */
+LG_API uint64_t lg_sampler_at(const lg_sampler *s, uint64_t epoch, uint64_t position);
+/* The sample `ahead` places from now, over epoch ends; nothing moves. */
+LG_API uint64_t lg_sampler_peek(const lg_sampler *s, uint64_t ahead);
+/* n samples were consumed by the whole run. */
+LG_API void lg_sampler_advance(lg_sampler *s, uint64_t n);
+/* Writes to and reads from a checkpoint's global state under
+ * "<key>.seed|epoch|consumed|samples|flags". A data set of another size is
+ * LG_ERR_MISMATCH. */
+LG_API lg_status lg_sampler_save(const lg_sampler *s, lg_save *save, const char *key, lg_error *err);
+LG_API lg_status lg_sampler_load(lg_sampler *s, lg_checkpoint *c, const char *key, lg_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

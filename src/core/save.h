@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef LG_CORE_SAVE_H
+#define LG_CORE_SAVE_H
+
+/* What one rank saves: collected by the public lg_save_… calls (save.c),
+ * compared between ranks where it is undeclared (replicas.c), planned into
+ * files (plan.c), written with checksums (write.c) and reported. The order of
+ * the commit is commit.c's alone. */
+
+#include "base/buf.h"
+#include "format/manifest.h"
+#include "format/names.h"
+#include "format/safetensors.h"
+#include "format/sums.h"
+
+typedef enum lg__placement { LG__PLACE_LAYOUT, LG__PLACE_BOXES, LG__PLACE_UNDECLARED } lg__placement;
+
+typedef struct lg__source_box { /* irregular boxes: memory of each */
+    lg__region box;
+    const void *data;
+    int64_t strides[LG_MAX_NDIM];
+} lg__source_box;
+
+typedef struct lg__save_tensor {
+    const char *name; /* all pointers: arena of the save, but for data */
+    lg_group group;
+    lg_dtype dtype;
+    uint32_t ndim;
+    const uint64_t *shape;
+    uint64_t flat_offset;
+    uint32_t flags;
+    lg__placement placement;
+    lg_layout *layout; /* resolved; undeclared tensors get it from the exchange */
+    const void *data;  /* first element of the local part */
+    int64_t strides
+        [LG_MAX_NDIM]; /* of the local part, bytes, always filled (flat: row-major of the global shape, see plan.c) */
+    lg__source_box *boxes;
+    size_t n_boxes;
+    const char *alias_of;             /* NULL, or this entry is an alias */
+    bool stored;                      /* false: alias without bytes of its own */
+    uint8_t digest[LG__SHA256_BYTES]; /* undeclared or checked replicas: of the contents */
+} lg__save_tensor;
+
+typedef struct lg__save_blob { /* per-rank bytes */
+    const char *key;
+    const void *data;
+    size_t bytes;
+} lg__save_blob;
+
+typedef struct lg__save_attach {
+    const char *name;
+    const void *data;
+    size_t bytes;
+} lg__save_attach;
+
+struct lg_save {
+    lg_session *session;
+    uint64_t step;
+    uint32_t flags;
+    lg__arena *arena;
+    lg__save_tensor *tensors;
+    size_t n_tensors, cap_tensors;
+    lg__save_blob *blobs;
+    size_t n_blobs, cap_blobs;
+    lg__save_attach *attached;
+    size_t n_attached, cap_attached;
+    json_t *state;        /* object: key → tagged JSON */
+    uint32_t rank, world; /* of the session, copied at begin */
+    uint64_t block_bytes, buffer_bytes;
+    uint32_t unshared;
+};
+
+/* ---- plan.c */
+
+typedef struct lg__plan_box { /* one tensor box in one file */
+    const char *key;          /* in the file */
+    lg_dtype dtype;
+    lg__region box;             /* global */
+    const void *data;           /* base for runs */
+    const uint64_t *mem_origin; /* see lg__run_walk */
+    const int64_t *strides;     /* bytes, ndim entries */
+    bool finite_check;
+    const char *tensor; /* for messages */
+} lg__plan_box;
+
+typedef struct lg__plan_file {
+    char name[LG__NAME_MAX];
+    lg_group group;
+    uint32_t number;
+    lg__buf header; /* 8 + N bytes */
+    uint64_t data_bytes;
+    lg__plan_box *boxes; /* in the file's order, contiguous from 0 */
+    size_t n_boxes;
+} lg__plan_file;
+
+typedef struct lg__plan {
+    lg__arena *arena;
+    lg__plan_file *files;
+    size_t n_files;
+    uint64_t bytes; /* of all files */
+} lg__plan;
+
+/* What goes into each file's metadata and into the report. */
+typedef struct lg__save_ids {
+    char run_id[LG_RUN_ID_TEXT];
+    char attempt[33];
+    lg_generation generation;
+    const char *domain;
+} lg__save_ids;
+
+/* Every tensor's layout is set by now. Checks that headers list exactly the
+ * boxes that the layouts give this rank. */
+lg_status lg__plan_make(const lg_save *save, const lg__save_ids *ids, lg__plan **out, lg_error *err);
+void lg__plan_free(lg__plan *p);
+
+/* ---- replicas.c: tensors that several ranks hold without saying so */
+
+/* Digests of undeclared tensors' contents (and of declared replicas with
+ * check_declared), one pass over the memory. */
+lg_status lg__replicas_digest(lg_save *save, bool check_declared, lg_error *err);
+/* What this rank puts into the first exchange, a few bytes when nothing is
+ * undeclared: count and SHA-256 of (name, description, digest) over all. */
+lg_status lg__replicas_summary(const lg_save *save, uint8_t out[40], lg_error *err);
+/* Full list, for a second exchange, needed only when summaries differ. */
+lg_status lg__replicas_list(const lg_save *save, lg__buf *out, lg_error *err);
+/* Gives every undeclared tensor its layout. `lists`: all ranks' full lists one
+ * behind the other, sizes[r] each; NULL when all summaries were equal (then
+ * every rank holds the same). A tensor that differs between ranks becomes
+ * per-rank copies if it is a LG_TENSOR_BUFFER on all of them, else
+ * LG_ERR_CONFLICT naming it and the ranks; so are different descriptions. */
+lg_status lg__replicas_settle(lg_save *save, const void *lists, const size_t *sizes, lg_error *err);
+
+/* ---- write.c */
+
+typedef struct lg__written {
+    uint8_t report[LG__SHA256_BYTES];
+    uint64_t sums_bytes;
+    uint64_t bytes; /* all this rank wrote */
+} lg__written;
+
+/* Step 1 of the commit for one rank: creates, writes, closes all files of the
+ * plan in `folder`, reading the memory once (gather and CRC32C in one pass);
+ * then the sums file under a temporary name; syncs all; renames the sums file
+ * into place (plain create when the store cannot rename files). The caller
+ * syncs the folder. Uses at most save->buffer_bytes of staging. A failed
+ * write leaves its files behind for the sweep. */
+lg_status lg__save_write(lg_save *save, lg_store *store, const char *folder, const lg__plan *plan,
+                         const lg__save_ids *ids, lg__written *out, lg_error *err);
+
+/* ---- merge.c: on the coordinator */
+
+/* Checks that the reports agree (attempt, step, generation, run, world, each
+ * rank's place; members of one rank set; one description a name; aliases;
+ * global state by key) and tile every tensor, and builds the manifest's ranks,
+ * layouts, tensors and state. m's ids, step, block size are set by the caller.
+ * digests[r], sums_bytes[r] as lg__written. The reports are consumed row by
+ * row in any order; O(ranks + tensors), but for irregular boxes. */
+lg_status lg__merge(const lg__report *const *reports, uint32_t world, const lg__written *written, lg__manifest *m,
+                    lg_error *err);
+
+#endif
