@@ -19,8 +19,11 @@ void lg__buf_free(lg__buf *b)
 /* Room for `bytes` more and a NUL. */
 static bool reserve(lg__buf *b, size_t bytes)
 {
-    if (b->failed || bytes > b->max - b->len) {
-        b->failed = true;
+    if (b->failed) {
+        return false;
+    }
+    if (bytes > b->max - b->len) {
+        b->failed = b->too_long = true;
         return false;
     }
     size_t need = b->len + bytes + 1;
@@ -100,8 +103,7 @@ lg_status lg__buf_check(const lg__buf *b, const char *what, lg_error *err)
     if (!b->failed) {
         return LG_OK;
     }
-    /* Appends stop before the maximum only when memory is out. */
-    if (b->len >= b->max / 2) {
+    if (b->too_long) {
         return lg_error_set(err, LG_ERR_LIMIT, "%s would be longer than %zu bytes", what, b->max);
     }
     return lg__nomem(err);

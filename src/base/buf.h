@@ -15,6 +15,7 @@ typedef struct lg__buf {
     char *data; /* NUL-terminated behind len, NULL before the first append */
     size_t len, cap, max;
     bool failed;
+    bool too_long; /* why: the maximum, not memory */
 } lg__buf;
 
 void lg__buf_init(lg__buf *b, size_t max);

@@ -252,9 +252,14 @@ bool lg__utf8_valid(const char *s, size_t bytes)
 lg_status lg__name_check(const char *what, const char *name, size_t bytes, lg_error *err)
 {
     LG__RETURN_IF(bytes == 0, err, LG_ERR_INVALID, "a %s needs a name that is not empty", what);
-    LG__RETURN_IF(bytes > LG_MAX_NAME, err, LG_ERR_LIMIT, "%s name \"%.60s…\" is longer than %d bytes", what, name,
-                  LG_MAX_NAME);
     LG__RETURN_IF(!lg__utf8_valid(name, bytes), err, LG_ERR_INVALID, "a %s name is no valid UTF-8", what);
+    if (bytes > LG_MAX_NAME) {
+        char copy[101], shown[80];
+        memcpy(copy, name, 100);
+        copy[100] = '\0';
+        return lg_error_set(err, LG_ERR_LIMIT, "%s name \"%s\" has %zu bytes; %d are allowed", what,
+                            lg__printable(copy, shown, sizeof shown), bytes, LG_MAX_NAME);
+    }
     for (size_t i = 0; i < bytes; i++) {
         unsigned char c = (unsigned char)name[i];
         if (c < 0x20 || c == 0x7F) {

@@ -95,6 +95,10 @@ lg_status lg__manifest_encode(lg__manifest *m, lg__buf *out, lg_error *err);
  * irregular boxes, aliases, attached names. */
 lg_status lg__manifest_decode(const char *bytes, size_t n, lg__manifest **out, lg_error *err);
 
+/* What decode checks beyond the form of the JSON, and encode before it writes:
+ * whatever was encoded can be decoded. Errors begin with the member's path. */
+lg_status lg__manifest_check(const lg__manifest *m, lg_error *err);
+
 /* NULL if absent. */
 const lg__manifest_tensor *lg__manifest_find(const lg__manifest *m, const char *name);
 lg__tensor_desc lg__manifest_desc(const lg__manifest_tensor *t);

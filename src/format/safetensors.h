@@ -47,7 +47,7 @@ typedef struct lg__st_header {
 lg_status lg__st_header_bytes(const uint8_t *first, size_t first_bytes, uint64_t file_bytes, uint64_t *n,
                               lg_error *err);
 
-/* Parses the N bytes behind the first 8. Refuses what docs/format.md lists:
+/* Parses the N bytes behind the first 8. Refuses what docs/format-shards.md lists:
  * duplicates, holes, overlaps, overflow, unknown dtypes, trailing data. */
 lg_status lg__st_parse(const char *text, uint64_t n, uint64_t file_bytes, lg__st_header **out, lg_error *err);
 void lg__st_free(lg__st_header *h);
@@ -60,7 +60,7 @@ typedef struct lg__st_entry {
     lg_dtype dtype;
     uint32_t ndim;
     const uint64_t *shape;  /* of the box */
-    const uint64_t *offset; /* saved_offsets, ndim entries */
+    const uint64_t *offset; /* saved_offsets, ndim entries; NULL: all 0 */
     uint64_t begin, end;    /* set by lg__st_plan */
 } lg__st_entry;
 

@@ -3,10 +3,14 @@
 #define LG_FORMAT_TAGGED_H
 
 /* Tagged JSON: structured values that keep what plain JSON loses. An object
- * whose only key begins with "$" is a tag; docs/format.md lists them all. */
+ * whose only key begins with "$" is a tag; docs/format-shards.md lists them all. */
 
 #include <jansson.h>
 #include <lastgood/lastgood.h>
+
+/* Arrays and objects of one value, tags included, may nest this deep: less than
+ * JSON text in general, so that the manifest around them stays readable. */
+#define LG__TAGGED_MAX_DEPTH 56
 
 /* Checks that a value is tagged JSON by the rules: known tags, well-formed
  * contents, no plain object with a key that begins with "$", no NaN or
