@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent
-BUILD = Path(os.environ.get("LASTGOOD_BUILD", SOURCE / "build"))
+BUILD = Path(os.environ.get("BUILD", SOURCE / "build")).absolute()
 TRAINER = Path(os.environ.get("GPT_C", BUILD / "examples" / "gpt-c" / "gpt-c"))
 CLI = Path(os.environ.get("LASTGOOD_CLI", BUILD / "lastgood"))
 MPIRUN = os.environ.get("MPIRUN", "mpirun")
