@@ -411,7 +411,7 @@ static void takeover_while_a_rename_is_under_way(void **state)
         const fault_event *log = fault_store_log(f, &n);
         size_t at = fault_store_find(f, 0, FAULT_BIT(FAULT_RENAME_DIR), "partial");
         for (size_t i = at; i < n; i++) {
-            at = log[i].op == FAULT_RENAME_DIR && strstr(log[i].to, "step-000000000020") ? i : at;
+            at = log[i].op == FAULT_RENAME_DIR && strncmp(log[i].to, "step-000000000020", 17) == 0 ? i : at;
         }
         struct {
             fault_store *old;
@@ -702,7 +702,7 @@ static void k01_sums_and_shards_swapped_between_ranks_and_steps_are_found(void *
         "cp \"$new\"/rank-00001.sums x; cp \"$new\"/rank-00002.sums \"$new\"/rank-00001.sums; cp x \"$new\"/rank-00002.sums; rm x",
         "cp \"$old\"/rank-00002.sums \"$new\"/rank-00002.sums",
         "cp \"$old\"/shard-00001-model-00001-of-00001.safetensors \"$new\"/",
-        "cp \"$old\"/shard-00002-optim-00001-of-00001.safetensors \"$new\"/",
+        "cp \"$old\"/shard-00002-optim-00001-of-00002.safetensors \"$new\"/",
         "cp \"$old\"/lastgood.json \"$new\"/",
         "cp \"$old\"/rank-*.sums \"$new\"/; cp \"$old\"/shard-* \"$new\"/",
         "cp \"$new\"/shard-00001-model-00001-of-00001.safetensors \"$new\"/shard-00002-model-00001-of-00001.safetensors",
@@ -834,6 +834,7 @@ static void rewrite_manifest(test_root *root, const char *folder, const char *fi
     lg__buf_add(&body, text.data + prefix, (size_t)(at - text.data) - prefix);
     lg__buf_str(&body, put);
     lg__buf_str(&body, at + strlen(find));
+    body.len -= body.data[body.len - 1] == '\n';
     assert_int_equal(lg__sealed_json(body.data, body.len, &sealed, &err), LG_OK);
     assert_int_equal(lg__store_remove_file(root->inner, path, &err), LG_OK);
     assert_int_equal(lg__store_put_new(root->inner, path, sealed.data, sealed.len, &err), LG_OK);

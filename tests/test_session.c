@@ -100,9 +100,9 @@ ON_EVERY_ROOT(k01_k02_resume_falls_back_past_damage_and_goes_on_without_a_name_c
         {"manifest empty", "lastgood.json", -1, 0},
         {"data of one rank flipped", "shard-00002-model-00001-of-00001.safetensors", 4096 + 3, 0},
         {"header flipped", "shard-00001-model-00001-of-00001.safetensors", 30, 0},
-        {"shard cut", "shard-00003-optim-00001-of-00001.safetensors", -1, 5000},
-        {"shard empty", "shard-00001-optim-00001-of-00001.safetensors", -1, 0},
-        {"shard missing", "shard-00002-optim-00001-of-00001.safetensors", -1, -1},
+        {"shard cut", "shard-00003-optim-00001-of-00002.safetensors", -1, 4098},
+        {"shard empty", "shard-00001-optim-00002-of-00002.safetensors", -1, 0},
+        {"shard missing", "shard-00002-model-00001-of-00001.safetensors", -1, -1},
         {"sums flipped", "rank-00002.sums", 60, 0},
         {"sums missing", "rank-00003.sums", -1, -1},
     };
