@@ -518,6 +518,7 @@ static const struct {
     {"attached", NULL, F, "attached: missing"},
     {"attached.0", "3", F, "attached[0]"},
     {"attached.0.name", "\"config.json\"", F, "attached: \"config.json\" is there twice"},
+    {"attached.0.name", "\"Config.JSON\"", F, "is there twice"},
     {"attached.0.name", "\"../../etc/passwd\"", F, "attached[0].name"},
     {"attached.0.name", "\"/etc/passwd\"", F, "attached[0].name"},
     {"attached.0.name", "\"lastgood.json\"", F, "attached[0].name"},
