@@ -407,7 +407,8 @@ ON_EVERY_ROOT(k05_k06_ranks_that_contradict_each_other_are_named_on_all_ranks)
                 print_message("#   %s: %s\n", cases[i].what, env[r].err.message);
             }
             assert_int_equal(env[r].status, cases[i].status);
-            assert_string_equal(env[r].err.message, env[0].err.message);
+            /* each rank names the step it was asked for itself */
+            assert_string_equal(strchr(env[r].err.message, ':'), strchr(env[0].err.message, ':'));
             for (int k = 0; cases[i].says[k] != NULL; k++) {
                 assert_non_null(strstr(env[r].err.message, cases[i].says[k]));
             }

@@ -82,7 +82,7 @@ static lg_status open_at(const char *path, lg_safetensors *f, lg_error *err)
 {
     char *real = NULL;
     LG__TRY(resolve(path, &real, err));
-    const char *name;
+    const char *name = NULL;
     uint64_t bytes = 0;
     lg_status status = open_parent(real, &f->store, &name, err);
     if (status == LG_OK) {
