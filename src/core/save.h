@@ -8,17 +8,21 @@
  * the commit is commit.c's alone. */
 
 #include "base/buf.h"
+#include "core/index.h"
 #include "format/manifest.h"
 #include "format/names.h"
 #include "format/safetensors.h"
 #include "format/sums.h"
+
+/* Boxes of one tensor on one rank, each of which is in a file of its own. */
+#define LG__MAX_BOXES 99999
 
 typedef enum lg__placement { LG__PLACE_LAYOUT, LG__PLACE_BOXES, LG__PLACE_UNDECLARED } lg__placement;
 
 typedef struct lg__source_box { /* irregular boxes: memory of each */
     lg__region box;
     const void *data;
-    int64_t strides[LG_MAX_NDIM];
+    const int64_t *strides; /* bytes; NULL = packed row-major */
 } lg__source_box;
 
 typedef struct lg__save_tensor {
@@ -30,15 +34,20 @@ typedef struct lg__save_tensor {
     uint64_t flat_offset;
     uint32_t flags;
     lg__placement placement;
-    lg_layout *layout; /* resolved; undeclared tensors get it from the exchange */
+    lg_layout *layout; /* resolved and interned; undeclared tensors get it from lg__replicas_settle */
     const void *data;  /* first element of the local part */
-    int64_t strides
-        [LG_MAX_NDIM]; /* of the local part, bytes, always filled (flat: row-major of the global shape, see plan.c) */
-    lg__source_box *boxes;
+    /* Layout, undeclared: bytes, of the local part; NULL when it is packed
+     * row-major (flat and sub-byte parts always are). */
+    const int64_t *strides;
+    const uint64_t *local_shape; /* layout (but flat), undeclared: of the local part, ndim entries */
+    lg__source_box *boxes;       /* irregular: in row-major order of offset, none empty */
     size_t n_boxes;
-    const char *alias_of;             /* NULL, or this entry is an alias */
+    const char *alias_of;             /* NULL, or this entry is an alias of that name, which is no alias */
+    size_t root;                      /* index of the entry that alias_of names */
     bool stored;                      /* false: alias without bytes of its own */
-    uint8_t digest[LG__SHA256_BYTES]; /* undeclared or checked replicas: of the contents */
+    bool digested;                    /* digest and part are set */
+    uint8_t digest[LG__SHA256_BYTES]; /* of description and contents */
+    uint8_t part[LG__SHA256_BYTES];   /* declared replicas: which part it is */
 } lg__save_tensor;
 
 typedef struct lg__save_blob { /* per-rank bytes */
@@ -67,8 +76,38 @@ struct lg_save {
     json_t *state;        /* object: key → tagged JSON */
     uint32_t rank, world; /* of the session, copied at begin */
     uint64_t block_bytes, buffer_bytes;
+    uint64_t header_limit; /* a file's header is cut here: LG__ST_SPLIT_HEADER, less in tests */
     uint32_t unshared;
+    /* One object a layout, so that equal pointers are equal layouts. */
+    lg_layout **layouts;
+    size_t n_layouts, cap_layouts;
+    lg__index by_name;   /* tensors */
+    lg__index by_layout; /* layouts, by id */
+    lg__index by_key;    /* blobs */
+    lg__index by_file;   /* attached */
 };
+
+/* ---- save.c */
+
+/* What a save needs to know of its session. */
+typedef struct lg__save_facts {
+    uint32_t rank, world;
+    uint64_t block_bytes, buffer_bytes;
+} lg__save_facts;
+
+/* Implemented by the session. LG_ERR_STATE when it cannot save (read-only, a
+ * save under way, closed). */
+lg_status lg__session_save_facts(lg_session *s, lg__save_facts *out, lg_error *err);
+
+/* A save that belongs to no session yet. Freed by lg_save_abort. */
+lg_status lg__save_new(const lg__save_facts *facts, uint64_t step, uint32_t flags, lg_save **out, lg_error *err);
+
+lg__tensor_desc lg__save_desc(const lg__save_tensor *t);
+
+/* Replaces *layout, whose reference it takes, by the save's own object of the
+ * same id; the save keeps it alive. Refuses ranks beyond the world. *layout is
+ * NULL after a failure. */
+lg_status lg__save_intern(lg_save *save, lg_layout **layout, lg_error *err);
 
 /* ---- plan.c */
 
@@ -77,8 +116,9 @@ typedef struct lg__plan_box { /* one tensor box in one file */
     lg_dtype dtype;
     lg__region box;             /* global */
     const void *data;           /* base for runs */
-    const uint64_t *mem_origin; /* see lg__run_walk */
-    const int64_t *strides;     /* bytes, ndim entries */
+    const uint64_t *mem_origin; /* see lg__run_walk; NULL: box.offset */
+    const uint64_t *mem_size;   /* NULL: box.size */
+    const int64_t *strides;     /* bytes, ndim entries; NULL: packed row-major */
     bool finite_check;
     const char *tensor; /* for messages */
 } lg__plan_box;
@@ -113,6 +153,14 @@ typedef struct lg__save_ids {
 lg_status lg__plan_make(const lg_save *save, const lg__save_ids *ids, lg__plan **out, lg_error *err);
 void lg__plan_free(lg__plan *p);
 
+/* Where the memory of a piece of `t` begins and how it lies: data, mem_origin,
+ * mem_size and strides of `out`, whose box is set. The arrays are the save's or
+ * of `arena`. */
+lg_status lg__plan_source(const lg__save_tensor *t, const lg__piece *piece, lg__arena *arena, lg__plan_box *out,
+                          lg_error *err);
+/* Walks the memory of a box in the order of its bytes in the file. */
+lg_status lg__plan_runs(const lg__plan_box *box, lg__run_fn fn, void *arg, lg_error *err);
+
 /* ---- replicas.c: tensors that several ranks hold without saying so */
 
 /* Digests of undeclared tensors' contents (and of declared replicas with
@@ -129,6 +177,18 @@ lg_status lg__replicas_list(const lg_save *save, lg__buf *out, lg_error *err);
  * per-rank copies if it is a LG_TENSOR_BUFFER on all of them, else
  * LG_ERR_CONFLICT naming it and the ranks; so are different descriptions. */
 lg_status lg__replicas_settle(lg_save *save, const void *lists, const size_t *sizes, lg_error *err);
+
+/* ---- save_report.c */
+
+/* What the sum of a layout's fingerprints gets for an alias: the fingerprint
+ * of a tensor like the aliased one, called "alias\nname". A stored alias is
+ * also a tensor of its own. So ranks that declare other ties have other sums. */
+lg_status lg__tie_fingerprint(const lg__tensor_desc *aliased, const char *alias, bool flat, uint64_t *out,
+                              lg_error *err);
+
+/* The report of this rank. tables[i] is the digest of file i's table. */
+lg_status lg__save_report(const lg_save *save, const lg__save_ids *ids, const lg__plan *plan,
+                          const uint8_t (*tables)[LG__SHA256_BYTES], lg__report **out, lg_error *err);
 
 /* ---- write.c */
 

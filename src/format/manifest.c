@@ -254,8 +254,10 @@ static lg_status check_tensor(const lg__manifest *m, size_t i, lg_error *err)
     if (lg__name_check("tensor", t->name, strlen(t->name), err) != LG_OK) {
         return lg__at_wrap(&at, "name", err);
     }
-    if (i > 0 && strcmp(m->tensors[i - 1].name, t->name) >= 0) {
-        return lg__at_error(&at, "name", err, LG_ERR_FORMAT, "\"%s\" is there twice", t->name);
+    int order = i > 0 ? strcmp(m->tensors[i - 1].name, t->name) : -1;
+    if (order >= 0) {
+        return lg__at_error(&at, "name", err, LG_ERR_FORMAT,
+                            order == 0 ? "\"%s\" is there twice" : "\"%s\" is out of order", t->name);
     }
     if (t->group != LG_GROUP_MODEL && t->group != LG_GROUP_OPTIM) {
         return lg__at_error(&at, "group", err, LG_ERR_FORMAT, "tensor \"%s\" is of no group for tensors", t->name);

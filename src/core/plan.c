@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/save.h"
+
+#include "base/mem.h"
+#include "core/checkpoint.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ----------------------------------------------------------- memory of boxes */
+
+lg_status lg__plan_source(const lg__save_tensor *t, const lg__piece *piece, lg__arena *arena, lg__plan_box *out,
+                          lg_error *err)
+{
+    out->mem_origin = NULL;
+    out->mem_size = NULL;
+    out->strides = NULL;
+    const uint64_t bits = lg_dtype_bits(t->dtype);
+    if (t->layout->kind == LG__FLAT) {
+        /* Memory is a run of the row-major order, and so is each box. */
+        uint64_t at = piece->flat_local * bits;
+        LG__RETURN_IF(at % 8 != 0, err, LG_ERR_UNSUPPORTED, "tensor \"%s\": a part begins inside a byte", t->name);
+        out->data = (const void *)((uintptr_t)t->data + at / 8);
+        return LG_OK;
+    }
+    if (t->strides != NULL) {
+        uintptr_t at = (uintptr_t)t->data;
+        for (uint32_t d = 0; d < t->ndim; d++) {
+            at += (uintptr_t)((int64_t)piece->local[d] * t->strides[d]);
+        }
+        out->data = (const void *)at;
+        out->strides = t->strides;
+        return LG_OK;
+    }
+    out->data = t->data;
+    bool whole = true; /* the box is all of the local part */
+    for (uint32_t d = 0; d < t->ndim; d++) {
+        whole = whole && piece->local[d] == 0 && out->box.size[d] == t->local_shape[d];
+    }
+    if (whole) {
+        return LG_OK;
+    }
+    /* The local part, counted so that this box is where it is globally. Its
+     * intervals are in ascending order, so local positions are never beyond
+     * global ones. */
+    uint64_t *origin = lg__arena_array(arena, t->ndim, sizeof *origin);
+    if (origin == NULL) {
+        return lg__nomem(err);
+    }
+    for (uint32_t d = 0; d < t->ndim; d++) {
+        LG__RETURN_IF(piece->local[d] > out->box.offset[d], err, LG_ERR_INTERNAL,
+                      "tensor \"%s\": a local position lies beyond its global one", t->name);
+        origin[d] = out->box.offset[d] - piece->local[d];
+    }
+    out->mem_origin = origin;
+    out->mem_size = t->local_shape;
+    return LG_OK;
+}
+
+lg_status lg__plan_runs(const lg__plan_box *box, lg__run_fn fn, void *arg, lg_error *err)
+{
+    if (lg__region_empty(&box->box)) {
+        return LG_OK;
+    }
+    const lg__run_walk walk = {.dtype = box->dtype,
+                               .box = &box->box,
+                               .part = &box->box,
+                               .mem_origin = box->mem_origin != NULL ? box->mem_origin : box->box.offset,
+                               .mem_size = box->mem_size != NULL ? box->mem_size : box->box.size,
+                               .strides = box->strides};
+    return lg__region_runs(&walk, fn, arg, err);
+}
+
+/* --------------------------------------------------------------- collecting */
+
+typedef struct bucket { /* the boxes of one number of one group */
+    lg__plan_box *boxes;
+    size_t n, cap;
+} bucket;
+
+typedef struct draft {
+    const lg_save *save;
+    const lg__save_ids *ids;
+    lg__plan *plan;
+    bucket *buckets[LG_GROUP_COUNT]; /* by number */
+    size_t n_buckets[LG_GROUP_COUNT], cap_buckets[LG_GROUP_COUNT];
+    size_t n_boxes;               /* collected */
+    size_t cap_files, n_in_files; /* n_in_files: boxes that headers list */
+    lg__st_entry *entries;        /* scratch */
+    size_t cap_entries;
+} draft;
+
+static void draft_free(draft *d)
+{
+    for (int g = 0; g < LG_GROUP_COUNT; g++) {
+        for (size_t b = 0; b < d->n_buckets[g]; b++) {
+            lg__free(d->buckets[g][b].boxes);
+        }
+        lg__free(d->buckets[g]);
+    }
+    lg__free(d->entries);
+}
+
+static lg_status add_box(draft *d, lg_group group, size_t number, const lg__plan_box *box, lg_error *err)
+{
+    while (d->n_buckets[group] <= number) {
+        if (!lg__grow((void **)&d->buckets[group], &d->cap_buckets[group], d->n_buckets[group], sizeof(bucket))) {
+            return lg__nomem(err);
+        }
+        d->buckets[group][d->n_buckets[group]++] = (bucket){0};
+    }
+    bucket *to = &d->buckets[group][number];
+    if (!lg__grow((void **)&to->boxes, &to->cap, to->n, sizeof *to->boxes)) {
+        return lg__nomem(err);
+    }
+    to->boxes[to->n++] = *box;
+    d->n_boxes++;
+    return LG_OK;
+}
+
+static const char *prefixed(lg__arena *arena, const char *prefix, const char *name)
+{
+    size_t n = strlen(prefix), m = strlen(name);
+    char *key = lg__arena_alloc(arena, n + m + 1);
+    if (key != NULL) {
+        memcpy(key, prefix, n);
+        memcpy(key + n, name, m);
+    }
+    return key;
+}
+
+static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
+{
+    const bool irregular = t->placement == LG__PLACE_BOXES;
+    LG__RETURN_IF(!irregular && t->layout == NULL, err, LG_ERR_INTERNAL, "tensor \"%s\" has no layout yet", t->name);
+    const bool copies = !irregular && t->layout->kind == LG__COPIES;
+    const lg_group group = lg__file_group(t->group, t->dtype, copies);
+    lg__plan_box box = {
+        .key = t->name, .tensor = t->name, .dtype = t->dtype, .finite_check = (d->save->flags & LG_SAVE_FINITE) != 0};
+    if (group == LG_GROUP_RAW && (box.key = prefixed(d->plan->arena, LG__RAW_TENSOR_PREFIX, t->name)) == NULL) {
+        return lg__nomem(err);
+    }
+    if (irregular) {
+        for (size_t i = 0; i < t->n_boxes; i++) {
+            box.box = t->boxes[i].box;
+            box.data = t->boxes[i].data;
+            box.strides = t->boxes[i].strides;
+            LG__TRY(add_box(d, group, i, &box, err));
+        }
+        return LG_OK;
+    }
+    const lg__tensor_desc desc = lg__save_desc(t);
+    lg__piece *pieces = NULL;
+    size_t n = 0;
+    if (lg__layout_written(t->layout, &desc, d->save->rank, &pieces, &n, err) != LG_OK) {
+        return lg_error_wrap(err, "tensor \"%s\"", t->name);
+    }
+    lg_status status = LG_OK;
+    for (size_t i = 0; i < n && status == LG_OK; i++) {
+        box.box = pieces[i].box;
+        status = lg__plan_source(t, &pieces[i], d->plan->arena, &box, err);
+        if (status == LG_OK) {
+            status = add_box(d, group, i, &box, err);
+        }
+    }
+    lg__free(pieces);
+    return status;
+}
+
+static lg_status add_blob(draft *d, const lg__save_blob *blob, lg_error *err)
+{
+    lg__plan_box box = {.key = prefixed(d->plan->arena, LG__RAW_BYTES_PREFIX, blob->key),
+                        .tensor = blob->key,
+                        .dtype = LG_U8,
+                        .data = blob->data};
+    if (box.key == NULL) {
+        return lg__nomem(err);
+    }
+    box.box.ndim = 1;
+    box.box.size[0] = blob->bytes;
+    return add_box(d, LG_GROUP_RAW, 0, &box, err);
+}
+
+/* --------------------------------------------------------------------- files */
+
+/* The header must list exactly the boxes, in their order and back to back:
+ * read anew from its bytes, as any reader would. */
+static lg_status check_header(const lg__plan_file *file, lg_error *err)
+{
+    const uint64_t bytes = file->header.len + file->data_bytes;
+    lg__st_header *h = NULL;
+    uint64_t n = 0;
+    size_t first = file->header.len < 64 ? file->header.len : 64;
+    LG__TRY(lg__st_header_bytes((const uint8_t *)file->header.data, first, bytes, &n, err));
+    LG__TRY(lg__st_parse(file->header.data + 8, n, bytes, &h, err));
+    bool same = h->n == file->n_boxes && h->data_start == file->header.len && h->file_bytes == bytes;
+    uint64_t at = 0;
+    for (size_t i = 0; same && i < h->n; i++) {
+        const lg__st_tensor *t = lg__st_find(h, file->boxes[i].key);
+        const lg__region *box = &file->boxes[i].box;
+        uint64_t box_bytes = 0;
+        same = t != NULL && t->dtype == file->boxes[i].dtype && t->ndim == box->ndim && t->has_offsets &&
+               lg__shape_bytes(t->dtype, t->ndim, box->size, &box_bytes, err) == LG_OK && t->begin == at &&
+               t->end == at + box_bytes;
+        for (uint32_t d = 0; same && d < box->ndim; d++) {
+            same = t->shape[d] == box->size[d] && t->saved_offsets[d] == box->offset[d];
+        }
+        at += box_bytes;
+    }
+    same = same && at == file->data_bytes;
+    lg__st_free(h);
+    LG__RETURN_IF(!same, err, LG_ERR_INTERNAL, "the header does not list the boxes of the layouts");
+    return LG_OK;
+}
+
+/* One file of boxes [from, from + n) of a bucket. */
+static lg_status make_file(draft *d, lg_group group, const lg__plan_box *boxes, size_t n, lg_error *err)
+{
+    lg__plan *p = d->plan;
+    if (!lg__grow((void **)&p->files, &d->cap_files, p->n_files, sizeof *p->files)) {
+        return lg__nomem(err);
+    }
+    while (d->cap_entries < n) {
+        if (!lg__grow((void **)&d->entries, &d->cap_entries, d->cap_entries, sizeof *d->entries)) {
+            return lg__nomem(err);
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        const lg__plan_box *b = &boxes[i];
+        d->entries[i] = (lg__st_entry){
+            .name = b->key, .dtype = b->dtype, .ndim = b->box.ndim, .shape = b->box.size, .offset = b->box.offset};
+    }
+    lg__plan_file *file = &p->files[p->n_files];
+    *file = (lg__plan_file){.group = group, .n_boxes = n};
+    lg__buf_init(&file->header, (size_t)LG__ST_MAX_HEADER + 8);
+    p->n_files++; /* from here on lg__plan_free frees the header */
+
+    char step[24], rank[12];
+    snprintf(step, sizeof step, "%" PRIu64, d->save->step);
+    snprintf(rank, sizeof rank, "%u", d->save->rank);
+    const lg__st_meta meta[] = {{"lastgood.run", d->ids->run_id},
+                                {"lastgood.attempt", d->ids->attempt},
+                                {"lastgood.step", step},
+                                {"lastgood.rank", rank}};
+    LG__TRY(lg__st_plan(d->entries, n, meta, sizeof meta / sizeof *meta, false, LG__ST_DATA_ALIGN, &file->header,
+                        &file->data_bytes, err));
+    LG__TRY(lg__buf_check(&file->header, "a file's header", err));
+    file->boxes = lg__arena_array(p->arena, n, sizeof *file->boxes);
+    if (file->boxes == NULL) {
+        return lg__nomem(err);
+    }
+    for (size_t i = 0; i < n; i++) { /* in the order that lg__st_plan chose */
+        const size_t in_box = offsetof(lg__plan_box, box) + offsetof(lg__region, size);
+        file->boxes[i] = *(const lg__plan_box *)(const void *)((const char *)d->entries[i].shape - in_box);
+    }
+    LG__TRY(check_header(file, err));
+    d->n_in_files += n;
+    uint64_t bytes;
+    bool over = __builtin_add_overflow(file->data_bytes, file->header.len, &bytes);
+    over = over || __builtin_add_overflow(p->bytes, bytes, &p->bytes);
+    LG__RETURN_IF(over, err, LG_ERR_LIMIT, "the files of rank %u are longer than 2^64 bytes", d->save->rank);
+    return LG_OK;
+}
+
+/* How many boxes from `from` on fit one header; at least one. */
+static size_t fitting(const bucket *b, size_t from, uint64_t limit)
+{
+    uint64_t bytes = 0;
+    size_t i = from;
+    for (; i < b->n; i++) {
+        bytes += lg__st_entry_bytes(b->boxes[i].key, b->boxes[i].box.ndim);
+        if (bytes > limit && i > from) {
+            break;
+        }
+    }
+    return i - from;
+}
+
+/* The files of one group: number b holds the b-th boxes; what does not fit
+ * their headers goes into further files behind them. */
+static lg_status make_group(draft *d, lg_group group, lg_error *err)
+{
+    const size_t first = d->plan->n_files;
+    const uint64_t limit = d->save->header_limit;
+    for (size_t b = 0; b < d->n_buckets[group]; b++) {
+        const bucket *from = &d->buckets[group][b];
+        LG__TRY(make_file(d, group, from->boxes, fitting(from, 0, limit), err));
+    }
+    for (size_t b = 0; b < d->n_buckets[group]; b++) {
+        const bucket *from = &d->buckets[group][b];
+        for (size_t i = fitting(from, 0, limit), n; i < from->n; i += n) {
+            n = fitting(from, i, limit);
+            LG__TRY(make_file(d, group, from->boxes + i, n, err));
+        }
+    }
+    const size_t count = d->plan->n_files - first;
+    LG__RETURN_IF(count > LG__MAX_BOXES, err, LG_ERR_LIMIT, "%zu files of a group on one rank; the most are %d", count,
+                  LG__MAX_BOXES);
+    for (size_t i = 0; i < count; i++) {
+        lg__plan_file *file = &d->plan->files[first + i];
+        file->number = (uint32_t)i;
+        lg__shard_file(d->save->rank, group, file->number, (uint32_t)count, file->name);
+    }
+    return LG_OK;
+}
+
+static lg_status make(draft *d, lg_error *err)
+{
+    const lg_save *save = d->save;
+    for (size_t i = 0; i < save->n_tensors; i++) {
+        if (save->tensors[i].stored) {
+            LG__TRY(add_tensor(d, &save->tensors[i], err));
+        }
+    }
+    for (size_t i = 0; i < save->n_blobs; i++) {
+        LG__TRY(add_blob(d, &save->blobs[i], err));
+    }
+    for (int g = 0; g < LG_GROUP_COUNT; g++) {
+        LG__TRY(make_group(d, (lg_group)g, err));
+    }
+    LG__RETURN_IF(d->n_in_files != d->n_boxes, err, LG_ERR_INTERNAL, "%zu boxes, but headers list %zu", d->n_boxes,
+                  d->n_in_files);
+    return LG_OK;
+}
+
+lg_status lg__plan_make(const lg_save *save, const lg__save_ids *ids, lg__plan **out, lg_error *err)
+{
+    draft d = {.save = save, .ids = ids, .plan = lg__calloc(1, sizeof(lg__plan))};
+    if (d.plan == NULL) {
+        return lg__nomem(err);
+    }
+    d.plan->arena = lg__arena_new();
+    lg_status status = d.plan->arena == NULL ? lg__nomem(err) : make(&d, err);
+    draft_free(&d);
+    if (status != LG_OK) {
+        lg__plan_free(d.plan);
+        return status;
+    }
+    *out = d.plan;
+    return LG_OK;
+}
+
+void lg__plan_free(lg__plan *p)
+{
+    if (p == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < p->n_files; i++) {
+        lg__buf_free(&p->files[i].header);
+    }
+    lg__free(p->files);
+    lg__arena_free(p->arena);
+    lg__free(p);
+}

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/json.h"
+#include "base/mem.h"
+#include "core/save.h"
+
+#include <stdio.h>
+#include <string.h>
+
+lg_status lg__tie_fingerprint(const lg__tensor_desc *aliased, const char *alias, bool flat, uint64_t *out,
+                              lg_error *err)
+{
+    size_t a = strlen(alias), n = strlen(aliased->name);
+    char *both = lg__malloc(a + 1 + n + 1);
+    if (both == NULL) {
+        return lg__nomem(err);
+    }
+    memcpy(both, alias, a);
+    both[a] = '\n'; /* no name has one in it */
+    memcpy(both + a + 1, aliased->name, n + 1);
+    lg__tensor_desc tie = *aliased;
+    tie.name = both;
+    lg_status status = lg__tensor_fingerprint(&tie, flat, out, err);
+    lg__free(both);
+    return status;
+}
+
+/* Arrays in the report's arena are sized by these upper bounds. */
+static lg_status reserve(lg__report *r, const lg_save *save, const lg__plan *plan, lg_error *err)
+{
+    r->files = lg__arena_array(r->arena, plan->n_files, sizeof *r->files);
+    r->uses = lg__arena_array(r->arena, save->n_layouts, sizeof *r->uses);
+    r->layouts = lg__arena_array(r->arena, save->n_layouts, sizeof(lg_layout *));
+    r->tensors = lg__arena_array(r->arena, save->n_tensors, sizeof *r->tensors);
+    r->aliases = lg__arena_array(r->arena, save->n_tensors, sizeof *r->aliases);
+    bool all = r->files != NULL && r->uses != NULL && r->layouts != NULL && r->tensors != NULL && r->aliases != NULL;
+    return all ? LG_OK : lg__nomem(err);
+}
+
+static bool reports_layout(const lg_save *save, const lg_layout *layout)
+{
+    return lg__layout_rank_at(layout, 0) == save->rank;
+}
+
+static lg_status add_use(const lg_save *save, const lg__save_tensor *t, lg__report_use *use, lg_error *err)
+{
+    const bool flat = t->layout->kind == LG__FLAT;
+    lg__tensor_desc desc = lg__save_desc(t);
+    uint64_t print = 0;
+    if (t->stored) {
+        LG__TRY(lg__tensor_fingerprint(&desc, flat, &print, err));
+        use->tensors++;
+        use->sum += print;
+    }
+    if (t->alias_of != NULL) {
+        desc.name = save->tensors[t->root].name;
+        LG__TRY(lg__tie_fingerprint(&desc, t->name, flat, &print, err));
+        use->sum += print;
+    }
+    return LG_OK;
+}
+
+/* Appends the row of a stored tensor. */
+static lg_status add_tensor(lg__report *r, const lg__save_tensor *t, size_t layout, lg_error *err)
+{
+    lg__report_tensor *row = &r->tensors[r->n_tensors];
+    *row = (lg__report_tensor){.name = t->name,
+                               .group = t->group,
+                               .dtype = t->dtype,
+                               .ndim = t->ndim,
+                               .shape = t->shape,
+                               .flat_offset = t->flat_offset,
+                               .layout = layout};
+    if (layout == LG__IRREGULAR) {
+        lg__region *boxes = lg__arena_array(r->arena, t->n_boxes, sizeof *boxes);
+        if (boxes == NULL) {
+            return lg__nomem(err);
+        }
+        for (size_t i = 0; i < t->n_boxes; i++) {
+            boxes[i] = t->boxes[i].box;
+        }
+        row->boxes = boxes;
+        row->n_boxes = t->n_boxes;
+    }
+    r->n_tensors++;
+    return LG_OK;
+}
+
+static lg_status fill(const lg_save *save, lg__report *r, lg_error *err)
+{
+    /* places[i]: where layout i of the save is in uses and in layouts, plus 1. */
+    size_t(*places)[2] = lg__calloc(save->n_layouts, sizeof *places);
+    if (places == NULL) {
+        return lg__nomem(err);
+    }
+    lg_status status = LG_OK;
+    for (size_t i = 0; i < save->n_tensors && status == LG_OK; i++) {
+        const lg__save_tensor *t = &save->tensors[i];
+        size_t row = LG__IRREGULAR;
+        bool here = true;
+        if (t->placement != LG__PLACE_BOXES) {
+            size_t at = 0;
+            if (!lg__index_find(&save->by_layout, t->layout->id, sizeof t->layout->id, &at)) {
+                status = lg_error_set(err, LG_ERR_INTERNAL, "the layout of tensor \"%s\" is not interned", t->name);
+                break;
+            }
+            if (places[at][0] == 0) {
+                memcpy(r->uses[r->n_uses].id, t->layout->id, sizeof t->layout->id);
+                places[at][0] = ++r->n_uses;
+            }
+            status = add_use(save, t, &r->uses[places[at][0] - 1], err);
+            here = reports_layout(save, t->layout);
+            if (here && places[at][1] == 0) {
+                r->layouts[r->n_layouts] = lg__layout_ref(t->layout);
+                places[at][1] = ++r->n_layouts;
+            }
+            row = here ? places[at][1] - 1 : 0;
+        }
+        if (here && t->stored && status == LG_OK) {
+            status = add_tensor(r, t, row, err);
+        }
+        if (here && t->alias_of != NULL) {
+            r->aliases[r->n_aliases++] = (lg__report_alias){.alias = t->name, .name = t->alias_of, .stored = t->stored};
+        }
+    }
+    lg__free(places);
+    return status;
+}
+
+lg_status lg__save_report(const lg_save *save, const lg__save_ids *ids, const lg__plan *plan,
+                          const uint8_t (*tables)[LG__SHA256_BYTES], lg__report **out, lg_error *err)
+{
+    lg__report *r = NULL;
+    LG__TRY(lg__report_new(&r, err));
+    lg_status status = reserve(r, save, plan, err);
+    if (status == LG_OK) {
+        snprintf(r->run_id, sizeof r->run_id, "%s", ids->run_id);
+        snprintf(r->attempt, sizeof r->attempt, "%s", ids->attempt);
+        r->generation = ids->generation;
+        r->step = save->step;
+        r->rank = save->rank;
+        r->world = save->world;
+        r->domain = ids->domain != NULL && ids->domain[0] != '\0' ? ids->domain : "unknown";
+        json_decref(r->state);
+        r->state = json_incref(save->state);
+        for (size_t i = 0; i < plan->n_files; i++) {
+            const lg__plan_file *f = &plan->files[i];
+            lg__report_file *row = &r->files[r->n_files++];
+            row->group = f->group;
+            row->number = f->number;
+            row->header_bytes = f->header.len;
+            row->bytes = f->header.len + f->data_bytes;
+            memcpy(row->table, tables[i], LG__SHA256_BYTES);
+        }
+        status = fill(save, r, err);
+    }
+    if (status != LG_OK) {
+        lg__report_free(r);
+        return status;
+    }
+    *out = r;
+    return LG_OK;
+}
