@@ -2,6 +2,7 @@
 #include "base/mem.h"
 #include "core/finite.h"
 #include "core/save.h"
+#include "store/store.h"
 
 #include <string.h>
 
