@@ -450,7 +450,7 @@ static void aliases_need_a_known_name_and_a_new_one(void **state)
     lg_save_abort(save);
 }
 
-static void K11_empty_tensors_and_equal_addresses_are_never_tied(void **state)
+static void empty_tensors_and_equal_addresses_are_never_tied(void **state)
 {
     (void)state;
     /* F196, F197: no data at all, and the same address twice */
@@ -539,7 +539,7 @@ static void steps_and_flags_are_checked(void **state)
 
 /* ---------------------------------------------------------------------- scale */
 
-static void K07_twenty_thousand_tensors_are_planned_with_bounded_memory(void **state)
+static void twenty_thousand_tensors_share_a_layout_and_a_file(void **state)
 {
     (void)state;
     enum { N = 20000 };
@@ -617,18 +617,23 @@ int main(void)
         cmocka_unit_test(the_bth_box_of_a_tensor_is_in_file_b),
         cmocka_unit_test(irregular_boxes_are_numbered_by_their_place_not_by_their_turn),
         cmocka_unit_test(a_rank_without_a_part_has_no_file),
-        cmocka_unit_test(headers_that_grow_too_long_spill_into_further_files),
-        cmocka_unit_test(a_wrong_description_is_refused_at_once_and_changes_nothing),
+        {"K13 F220: headers that grow too long spill into further files",
+         headers_that_grow_too_long_spill_into_further_files, NULL, NULL, NULL},
+        {"K11 F200: a wrong description is refused at once and changes nothing",
+         a_wrong_description_is_refused_at_once_and_changes_nothing, NULL, NULL, NULL},
         cmocka_unit_test(a_layout_must_contain_the_rank_and_fit_the_world_and_the_tensor),
         cmocka_unit_test(a_flat_part_is_packed_and_inside_its_buffer),
         cmocka_unit_test(the_description_is_copied),
-        cmocka_unit_test(an_alias_is_stored_under_both_names_or_once),
+        {"K11 F194: an alias is stored under both names or once", an_alias_is_stored_under_both_names_or_once, NULL,
+         NULL, NULL},
         cmocka_unit_test(aliases_need_a_known_name_and_a_new_one),
-        cmocka_unit_test(K11_empty_tensors_and_equal_addresses_are_never_tied),
+        {"K11 F196, F197: empty tensors and equal addresses are never tied",
+         empty_tensors_and_equal_addresses_are_never_tied, NULL, NULL, NULL},
         cmocka_unit_test(a_key_keeps_one_value),
         cmocka_unit_test(bytes_of_a_rank_and_attached_files_are_copied_and_unique),
         cmocka_unit_test(steps_and_flags_are_checked),
-        cmocka_unit_test(K07_twenty_thousand_tensors_are_planned_with_bounded_memory),
+        {"K16: twenty thousand tensors share a layout and a file", twenty_thousand_tensors_share_a_layout_and_a_file,
+         NULL, NULL, NULL},
         cmocka_unit_test(describing_and_planning_survive_each_failing_allocation),
     };
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
