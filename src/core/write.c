@@ -3,6 +3,7 @@
 #include "store/store.h"
 #include "core/finite.h"
 #include "core/save.h"
+#include "store/store.h"
 
 #include <string.h>
 
