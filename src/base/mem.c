@@ -27,7 +27,14 @@ static bool must_fail(void)
 
 void *lg__malloc(size_t bytes) { return must_fail() ? NULL : malloc(bytes ? bytes : 1); }
 
-void *lg__calloc(size_t n, size_t bytes) { return must_fail() ? NULL : calloc(n ? n : 1, bytes ? bytes : 1); }
+void *lg__calloc(size_t n, size_t bytes)
+{
+    /* Sanitizers end the program at an overflow instead of returning NULL. */
+    if (must_fail() || (bytes != 0 && n > SIZE_MAX / bytes)) {
+        return NULL;
+    }
+    return calloc(n ? n : 1, bytes ? bytes : 1);
+}
 
 void *lg__realloc(void *p, size_t bytes) { return must_fail() ? NULL : realloc(p, bytes ? bytes : 1); }
 
