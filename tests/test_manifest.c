@@ -710,8 +710,9 @@ static void deeper_state_than_a_reader_takes_is_not_written(void **state)
 static void what_could_not_be_read_is_not_written(void **state)
 {
     (void)state;
-    for (int k = 0; k < 8; k++) {
+    for (int k = 0; k < 19; k++) {
         lg__manifest *m = sample();
+        lg__stored_piece *pieces = (lg__stored_piece *)(uintptr_t)m->tensors[1].pieces;
         switch (k) {
         case 0:
             m->step = UINT64_C(1) << 53;
@@ -736,6 +737,40 @@ static void what_could_not_be_read_is_not_written(void **state)
             break;
         case 7:
             m->tensors[2].alias_of = "nobody";
+            break;
+        case 8:
+            m->run_id[31] = '\0';
+            break;
+        case 9:
+            m->attempt[0] = 'A';
+            break;
+        case 10:
+            m->world = 0;
+            break;
+        case 11:
+            m->ranks[2].domain = "two\nlines";
+            break;
+        case 12:
+            pieces[1].box.ndim = 1;
+            break;
+        case 13:
+            pieces[0].rank = 4;
+            break;
+        case 14:
+            m->tensors[0].name = "";
+            break;
+        case 15:
+            m->tensors[0].group = LG_GROUP_RAW;
+            break;
+        case 16:
+            m->tensors[0].dtype = LG_F4;
+            m->tensors[0].ndim = 0;
+            break;
+        case 17:
+            m->tensors[3].name = "zz";
+            break;
+        case 18:
+            m->generation.epoch = 0;
             break;
         }
         lg_error err = LG_ERROR_INIT;
