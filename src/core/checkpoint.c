@@ -337,16 +337,16 @@ static lg_status check_report(lg_checkpoint *c, uint32_t rank, const lg__report 
                       lg_generation_compare(r->generation, m->generation) != 0 || strcmp(r->run_id, m->run_id) != 0,
                   err, LG_ERR_CORRUPT, "report of attempt %s, step %llu, in a checkpoint of attempt %s, step %llu",
                   r->attempt, (unsigned long long)r->step, m->attempt, (unsigned long long)m->step);
-    LG__RETURN_IF(sums->block_bytes != m->block_bytes, err, LG_ERR_CORRUPT, "blocks of %u bytes, the manifest says %llu",
-                  sums->block_bytes, (unsigned long long)m->block_bytes);
+    LG__RETURN_IF(sums->block_bytes != m->block_bytes, err, LG_ERR_CORRUPT,
+                  "blocks of %u bytes, the manifest says %llu", sums->block_bytes, (unsigned long long)m->block_bytes);
     size_t i = 0;
     uint64_t tables = LG__SUMS_HEAD_BYTES;
     for (int g = 0; g < LG_GROUP_COUNT; g++) {
         for (uint32_t b = 0; b < row->n_files[g]; b++, i++) {
             const lg__report_file *f = i < r->n_files ? &r->files[i] : NULL;
             LG__RETURN_IF(f == NULL || f->group != (lg_group)g || f->number != b || f->bytes != row->file_bytes[g][b],
-                          err, LG_ERR_CORRUPT, "report and manifest differ about %s file %u", lg_group_name((lg_group)g),
-                          b + 1);
+                          err, LG_ERR_CORRUPT, "report and manifest differ about %s file %u",
+                          lg_group_name((lg_group)g), b + 1);
             LG__RETURN_IF(f->header_bytes > f->bytes, err, LG_ERR_CORRUPT, "the header of %s file %u ends behind it",
                           lg_group_name((lg_group)g), b + 1);
             uint64_t table = lg__table_bytes(f->bytes - f->header_bytes, m->block_bytes);

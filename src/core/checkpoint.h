@@ -49,8 +49,8 @@ struct lg_checkpoint {
     lg__manifest *m;
     lg__rank_files *ranks; /* world entries */
     pthread_mutex_t lock;
-    size_t cached_bytes;       /* estimate of headers and tables kept */
-    uint64_t *first_file;      /* world + 1 entries: how many listed files lie before each rank's; NULL until needed */
+    size_t cached_bytes;  /* estimate of headers and tables kept */
+    uint64_t *first_file; /* world + 1 entries: how many listed files lie before each rank's; NULL until needed */
     /* strings handed out by lg_checkpoint_global_… */
     lg__arena *handed_out;
     lg__handed_out *values;
@@ -137,10 +137,6 @@ typedef struct lg__listed {
 lg_status lg__checkpoint_listed(lg_checkpoint *c, lg__arena *arena, lg__listed **out, size_t *n, lg_error *err);
 lg__listed *lg__listed_find(lg__listed *all, size_t n, const char *name);
 
-/* Is the newest pin record of this checkpoint one that pins? One that cannot
- * be read counts as pinning. */
-lg_status lg__checkpoint_pinned(lg_checkpoint *c, bool *out, lg_error *err);
-
 /* Keys inside raw files. */
 #define LG__RAW_TENSOR_PREFIX "t:"
 #define LG__RAW_BYTES_PREFIX "b:"
@@ -193,8 +189,8 @@ lg_status lg__load_parts(lg_load *load, lg_error *err);
 typedef struct lg__fetch {
     lg__shard *shard;
     const lg__st_tensor *entry;
-    const char *name; /* for messages */
-    lg__part to;      /* the part of the box that is wanted, and its memory */
+    const char *name;           /* for messages */
+    lg__part to;                /* the part of the box that is wanted, and its memory */
     const uint64_t *box_offset; /* global; its size is entry->shape */
     uint64_t begin, end;        /* bytes of the file's data that it spans; set by lg__fetch_run */
     uint64_t *done;             /* grows by the bytes delivered */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/checkpoint.h"
-#include "format/record.h"
+#include "core/walk.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -128,14 +128,6 @@ static lg_status index_files(lg_checkpoint *c, lg_error *err)
     return LG_OK;
 }
 
-static void set_name(char out[256], const char *name)
-{
-    size_t n = strlen(name);
-    n = n < 255 ? n : 255;
-    memcpy(out, name, n);
-    out[n] = '\0';
-}
-
 lg_status lg_checkpoint_file(lg_checkpoint *c, size_t i, lg_file_info *out, lg_error *err)
 {
     LG__ERR(err);
@@ -147,7 +139,7 @@ lg_status lg_checkpoint_file(lg_checkpoint *c, size_t i, lg_file_info *out, lg_e
         size_t a = i - (size_t)c->first_file[m->world];
         LG__RETURN_IF(a >= m->n_attached, err, LG_ERR_INVALID, "file %zu of %zu", i,
                       (size_t)c->first_file[m->world] + m->n_attached);
-        set_name(info.name, m->attached[a].name);
+        lg__text_copy(info.name, sizeof info.name, m->attached[a].name);
         info.bytes = m->attached[a].bytes;
         info.is_attached = 1;
         *out = info;
@@ -168,7 +160,7 @@ lg_status lg_checkpoint_file(lg_checkpoint *c, size_t i, lg_file_info *out, lg_e
     info.rank = low;
     info.domain = m->ranks[low].domain != NULL ? m->ranks[low].domain : "";
     if (k < files->n_shards) {
-        set_name(info.name, files->shards[k].name);
+        lg__text_copy(info.name, sizeof info.name, files->shards[k].name);
         info.bytes = files->shards[k].bytes;
         info.group = files->shards[k].group;
     } else {
@@ -204,7 +196,8 @@ static int visit_foreign(const lg_node *node, void *arg)
 lg_status lg_checkpoint_foreign(lg_checkpoint *c, int (*fn)(const char *name, void *arg), void *arg, lg_error *err)
 {
     LG__ERR(err);
-    LG__RETURN_IF(c == NULL || fn == NULL, err, LG_ERR_INVALID, "lg_checkpoint_foreign needs a checkpoint and a function");
+    LG__RETURN_IF(c == NULL || fn == NULL, err, LG_ERR_INVALID,
+                  "lg_checkpoint_foreign needs a checkpoint and a function");
     lg__arena *arena = lg__arena_new();
     if (arena == NULL) {
         return lg__nomem(err);
@@ -216,40 +209,6 @@ lg_status lg_checkpoint_foreign(lg_checkpoint *c, int (*fn)(const char *name, vo
     }
     lg__arena_free(arena);
     return status;
-}
-
-static int newest_pin(const lg_node *node, void *arg)
-{
-    uint32_t *newest = arg, n;
-    char kind[32];
-    if (lg__side_name_parse(node->name, kind, &n) && strcmp(kind, "pin") == 0 && n > *newest) {
-        *newest = n;
-    }
-    return 0;
-}
-
-lg_status lg__checkpoint_pinned(lg_checkpoint *c, bool *out, lg_error *err)
-{
-    uint32_t newest = 0;
-    LG__TRY(lg__store_list(c->store, c->folder, newest_pin, &newest, err));
-    if (newest == 0) {
-        *out = false;
-        return LG_OK;
-    }
-    char name[LG__NAME_MAX], path[2 * LG__NAME_MAX];
-    lg__side_file("pin", newest, name);
-    lg__path_join(path, sizeof path, c->folder, name);
-    lg__buf bytes;
-    lg__buf_init(&bytes, LG__RECORD_MAX);
-    lg__pin_record record;
-    lg_error why;
-    lg_status status = lg__store_read_all(c->store, path, &bytes, &why);
-    if (status == LG_OK) {
-        status = lg__pin_decode(bytes.data != NULL ? bytes.data : "", bytes.len, &record, &why);
-    }
-    lg__buf_free(&bytes);
-    *out = status != LG_OK || record.pinned;
-    return LG_OK;
 }
 
 lg_status lg_checkpoint_attached(lg_checkpoint *c, const char *file_name, void **data, size_t *bytes, lg_error *err)
@@ -337,9 +296,9 @@ lg_status lg_checkpoint_get_info(lg_checkpoint *c, lg_checkpoint_info *out, lg_e
     for (size_t i = 0; i < m->n_attached; i++) {
         info.file_bytes += m->attached[i].bytes;
     }
-    bool pinned = false;
-    LG__TRY(lg__checkpoint_pinned(c, &pinned, err));
-    info.pinned = pinned;
+    lg__pin_state pin;
+    LG__TRY(lg__pin_read(c->store, c->folder, m->sha256, &pin, err));
+    info.pinned = pin.pinned;
     *out = info;
     return LG_OK;
 }
@@ -377,7 +336,8 @@ static lg_status describe(lg_checkpoint *c, const lg__manifest_tensor *t, lg_ten
 lg_status lg_checkpoint_tensor(lg_checkpoint *c, size_t i, lg_tensor_info *out, lg_error *err)
 {
     LG__ERR(err);
-    LG__RETURN_IF(c == NULL || out == NULL, err, LG_ERR_INVALID, "lg_checkpoint_tensor needs a checkpoint and a result");
+    LG__RETURN_IF(c == NULL || out == NULL, err, LG_ERR_INVALID,
+                  "lg_checkpoint_tensor needs a checkpoint and a result");
     LG__RETURN_IF(i >= c->m->n_tensors, err, LG_ERR_INVALID, "tensor %zu of %zu", i, c->m->n_tensors);
     return describe(c, &c->m->tensors[i], out, err);
 }
@@ -422,8 +382,7 @@ lg_status lg_checkpoint_boxes(lg_checkpoint *c, const char *name, const uint64_t
     lg__region region;
     LG__TRY(lg__checkpoint_region(t, offset, extent, &region, err));
     box_walk w = {.fn = fn, .arg = arg};
-    lg_status status =
-        lg__checkpoint_touch(c, lg__checkpoint_stored(c, t), &region, UINT32_MAX, give_box, &w, err);
+    lg_status status = lg__checkpoint_touch(c, lg__checkpoint_stored(c, t), &region, UINT32_MAX, give_box, &w, err);
     if (w.stopped) {
         err->status = LG_OK;
         err->message[0] = '\0';

@@ -7,7 +7,8 @@
 lg_status lg_load_begin(lg_checkpoint *checkpoint, uint32_t flags, lg_load **out, lg_error *err)
 {
     LG__ERR(err);
-    LG__RETURN_IF(checkpoint == NULL || out == NULL, err, LG_ERR_INVALID, "lg_load_begin needs a checkpoint and a result");
+    LG__RETURN_IF(checkpoint == NULL || out == NULL, err, LG_ERR_INVALID,
+                  "lg_load_begin needs a checkpoint and a result");
     LG__RETURN_IF((flags & ~(uint32_t)LG_LOAD_UNVERIFIED) != 0, err, LG_ERR_INVALID, "unknown load flags 0x%x", flags);
     lg_load *load = lg__calloc(1, sizeof *load);
     lg__arena *arena = lg__arena_new();
@@ -95,8 +96,8 @@ static const uint64_t *keep_dims(lg_load *load, const uint64_t *dims, uint32_t n
     return copy;
 }
 
-static lg_status add_part(lg_load *load, size_t wanted, const lg__region *region, char *data, const uint64_t *mem_origin,
-                          const uint64_t *mem_size, const int64_t *strides, lg_error *err)
+static lg_status add_part(lg_load *load, size_t wanted, const lg__region *region, char *data,
+                          const uint64_t *mem_origin, const uint64_t *mem_size, const int64_t *strides, lg_error *err)
 {
     if (lg__region_empty(region)) {
         return LG_OK;

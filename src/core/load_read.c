@@ -206,15 +206,14 @@ static lg_status read_blocks(window *w, size_t first, size_t last, char *to, lg_
         size_t bytes = (size_t)(block_end(w, end - 1) - at);
         if (lg__store_read(w->c->store, w->file, to, bytes, w->data_start + at, err) != LG_OK) {
             char name[300];
-            return lg_error_wrap(err, "%s/%s: bytes %llu..%llu, of tensor \"%s\" of rank %u", w->c->folder,
-                                 w->shard->name, (unsigned long long)(w->data_start + at),
-                                 (unsigned long long)(w->data_start + at + bytes),
+            return lg_error_wrap(err, "bytes %llu..%llu of %s/%s, of tensor \"%s\" of rank %u",
+                                 (unsigned long long)(w->data_start + at),
+                                 (unsigned long long)(w->data_start + at + bytes), w->c->folder, w->shard->name,
                                  lg__printable(tensor_in(w, first), name, sizeof name), w->shard->rank);
         }
         for (size_t b = first; b < end && w->table != NULL; b++) {
             uint64_t number = block_begin(w, b) / w->block_bytes;
-            uint32_t crc =
-                lg__crc32c(0, to + (block_begin(w, b) - at), (size_t)(block_end(w, b) - block_begin(w, b)));
+            uint32_t crc = lg__crc32c(0, to + (block_begin(w, b) - at), (size_t)(block_end(w, b) - block_begin(w, b)));
             if (crc != w->table->block_crc[number]) {
                 return lg__block_error(w->c, w->shard, w->data_start, number, crc, w->table->block_crc[number],
                                        tensor_in(w, b), err);

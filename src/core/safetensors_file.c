@@ -82,7 +82,7 @@ static lg_status open_at(const char *path, lg_safetensors *f, lg_error *err)
 {
     char *real = NULL;
     LG__TRY(resolve(path, &real, err));
-    const char *name;
+    const char *name = NULL;
     uint64_t bytes = 0;
     lg_status status = open_parent(real, &f->store, &name, err);
     if (status == LG_OK) {
@@ -129,18 +129,18 @@ void lg_safetensors_close(lg_safetensors *file)
 
 size_t lg_safetensors_count(const lg_safetensors *file) { return file == NULL ? 0 : file->header->n; }
 
-lg_status lg_safetensors_tensor(const lg_safetensors *file, size_t i, const char **name, lg_dtype *dtype, uint32_t *ndim,
-                                const uint64_t **shape, uint64_t *begin, uint64_t *end, lg_error *err)
+lg_status lg_safetensors_tensor(const lg_safetensors *file, size_t i, const char **name, lg_dtype *dtype,
+                                uint32_t *ndim, const uint64_t **shape, uint64_t *begin, uint64_t *end, lg_error *err)
 {
     LG__ERR(err);
     LG__RETURN_IF(file == NULL, err, LG_ERR_INVALID, "lg_safetensors_tensor needs a file");
     LG__RETURN_IF(i >= file->header->n, err, LG_ERR_INVALID, "tensor %zu of %zu", i, file->header->n);
     const lg__st_tensor *t = &file->header->tensors[i];
-#define SET(place, value)        \
-    do {                         \
-        if ((place) != NULL) {   \
-            *(place) = (value);  \
-        }                        \
+#define SET(place, value)       \
+    do {                        \
+        if ((place) != NULL) {  \
+            *(place) = (value); \
+        }                       \
     } while (0)
     SET(name, t->name);
     SET(dtype, t->dtype);
@@ -151,10 +151,7 @@ lg_status lg_safetensors_tensor(const lg_safetensors *file, size_t i, const char
     return LG_OK;
 }
 
-size_t lg_safetensors_metadata_count(const lg_safetensors *file)
-{
-    return file == NULL ? 0 : file->header->n_metadata;
-}
+size_t lg_safetensors_metadata_count(const lg_safetensors *file) { return file == NULL ? 0 : file->header->n_metadata; }
 
 lg_status lg_safetensors_metadata(const lg_safetensors *file, size_t i, const char **key, const char **value,
                                   lg_error *err)

@@ -143,7 +143,10 @@ lg_status lg_checkpoint_global_json(lg_checkpoint *c, const char *key, const cha
 
 size_t lg_checkpoint_global_count(lg_checkpoint *c) { return c == NULL ? 0 : json_object_size(c->m->state); }
 
-static int compare_keys(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+static int compare_keys(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
 
 const char *lg_checkpoint_global_key(lg_checkpoint *c, size_t i)
 {
@@ -159,10 +162,7 @@ const char *lg_checkpoint_global_key(lg_checkpoint *c, size_t i)
         size_t k = 0;
         const char *key;
         json_t *value;
-        json_object_foreach(c->m->state, key, value)
-        {
-            keys[k++] = key;
-        }
+        json_object_foreach(c->m->state, key, value) { keys[k++] = key; }
         qsort(keys, n, sizeof *keys, compare_keys);
         c->keys = keys;
     }
@@ -281,13 +281,13 @@ lg_status lg_checkpoint_rank_bytes(lg_checkpoint *c, const char *key, uint32_t r
         return lg__nomem(err);
     }
     uint64_t zero = 0, done = 0;
-    lg__fetch fetch = {.shard = shard,
-                       .entry = entry,
-                       .name = name,
-                       .to = {.offset = &zero, .size = entry->shape, .data = copy, .mem_origin = &zero,
-                              .mem_size = entry->shape},
-                       .box_offset = &zero,
-                       .done = &done};
+    lg__fetch fetch = {
+        .shard = shard,
+        .entry = entry,
+        .name = name,
+        .to = {.offset = &zero, .size = entry->shape, .data = copy, .mem_origin = &zero, .mem_size = entry->shape},
+        .box_offset = &zero,
+        .done = &done};
     lg_status status = lg__fetch_run(c, &fetch, 1, true, 0, err);
     if (status == LG_OK && done != n) {
         status = lg_error_set(err, LG_ERR_COVERAGE, "state \"%.200s\": %llu of %llu bytes were read", key,

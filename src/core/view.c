@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/checkpoint.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,8 +65,8 @@ static lg_status check_blocks(lg_checkpoint *c, const lg__shard *s, const lg__ta
 
 /* Maps bytes [begin, begin + bytes) of a file's data, with the blocks around
  * them, which are checked as they lie in the map. */
-static lg_status map_bytes(lg_checkpoint *c, lg__shard *s, const char *name, bool verify, uint64_t begin, uint64_t bytes,
-                           lg_view *out, lg_error *err)
+static lg_status map_bytes(lg_checkpoint *c, lg__shard *s, const char *name, bool verify, uint64_t begin,
+                           uint64_t bytes, lg_view *out, lg_error *err)
 {
     const lg__st_header *header;
     const lg__table *table = NULL;
@@ -85,18 +86,19 @@ static lg_status map_bytes(lg_checkpoint *c, lg__shard *s, const char *name, boo
     const void *data = NULL;
     lg_status status = lg__checkpoint_open_file(c, s->name, s->bytes, &file, err);
     if (status == LG_OK) {
-        status = c->store->ops->map(file, header->data_start + first, (size_t)(last - first), &data, &priv->base,
-                                    &priv->mapped, err);
+        status = lg__store_map(c->store, file, header->data_start + first, (size_t)(last - first), &data, &priv->base,
+                               &priv->mapped, err);
         lg_error ignored;
         lg__store_close(c->store, file, &ignored);
-        if (status != LG_OK) {
-            lg_error_wrap(err, "%s/%s: map", c->folder, s->name);
+        if (status == LG_ERR_IO && err->os_errno == ENODEV) {
+            /* Some file systems cannot map; the caller may load instead. */
+            status = err->status = LG_ERR_UNSUPPORTED;
         }
     }
     if (status == LG_OK && verify) {
         status = check_blocks(c, s, table, name, data, first, last - first, err);
         if (status != LG_OK) {
-            c->store->ops->unmap(c->store->ctx, priv->base, priv->mapped);
+            lg__store_unmap(c->store, priv->base, priv->mapped);
         }
     }
     if (status != LG_OK) {
@@ -112,8 +114,7 @@ static lg_status map_region(lg_checkpoint *c, const lg__manifest_tensor *t, cons
                             lg_view *out, lg_error *err)
 {
     const lg__manifest_tensor *stored = lg__checkpoint_stored(c, t);
-    uint32_t copy_of =
-        lg__manifest_is_copies(c->m, stored) ? lg__checkpoint_copy_of(c, stored, 0, 0) : UINT32_MAX;
+    uint32_t copy_of = lg__manifest_is_copies(c->m, stored) ? lg__checkpoint_copy_of(c, stored, 0, 0) : UINT32_MAX;
     one_box found = {0};
     LG__TRY(lg__checkpoint_touch(c, stored, region, copy_of, note_box, &found, err));
     LG__RETURN_IF(found.n == 0, err, LG_ERR_COVERAGE, "no stored box holds it");
@@ -166,7 +167,7 @@ void lg_view_release(lg_view *view)
         return;
     }
     view_priv *priv = view->priv;
-    priv->store->ops->unmap(priv->store->ctx, priv->base, priv->mapped);
+    lg__store_unmap(priv->store, priv->base, priv->mapped);
     lg__free(priv);
     *view = (lg_view){0};
 }
