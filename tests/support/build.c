@@ -198,7 +198,11 @@ static void add_tensor_boxes(const builder *b, uint32_t rank, const build_tensor
         if (t->copies) {
             whole += rank * build_bytes(t->dtype, t->ndim, t->shape);
         }
-        build_extract(t->dtype, t->ndim, t->shape, whole, &pieces[i].box, box->data);
+        if (b->spec->raw_copy) {
+            memcpy(box->data, whole, box->bytes);
+        } else {
+            build_extract(t->dtype, t->ndim, t->shape, whole, &pieces[i].box, box->data);
+        }
     }
     lg__free(pieces);
 }

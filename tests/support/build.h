@@ -68,6 +68,7 @@ typedef struct build_spec {
     size_t n_attached;
     const char *state; /* JSON object; NULL: empty */
     uint32_t shift;    /* put every box this many files further than its number: as when headers are full */
+    bool raw_copy;     /* every tensor is one box: copied as it is, for large ones */
     build_edit edit;
     void *arg;
 } build_spec;
