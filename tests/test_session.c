@@ -100,9 +100,9 @@ ON_EVERY_ROOT(k01_k02_resume_falls_back_past_damage_and_goes_on_without_a_name_c
         {"manifest empty", "lastgood.json", -1, 0},
         {"data of one rank flipped", "shard-00002-model-00001-of-00001.safetensors", 4096 + 3, 0},
         {"header flipped", "shard-00001-model-00001-of-00001.safetensors", 30, 0},
-        {"shard cut", "shard-00003-optim-00001-of-00001.safetensors", -1, 5000},
-        {"shard empty", "shard-00001-optim-00001-of-00001.safetensors", -1, 0},
-        {"shard missing", "shard-00002-optim-00001-of-00001.safetensors", -1, -1},
+        {"shard cut", "shard-00003-optim-00001-of-00002.safetensors", -1, 4098},
+        {"shard empty", "shard-00001-optim-00002-of-00002.safetensors", -1, 0},
+        {"shard missing", "shard-00002-model-00001-of-00001.safetensors", -1, -1},
         {"sums flipped", "rank-00002.sums", 60, 0},
         {"sums missing", "rank-00003.sums", -1, -1},
     };
@@ -407,7 +407,8 @@ ON_EVERY_ROOT(k05_k06_ranks_that_contradict_each_other_are_named_on_all_ranks)
                 print_message("#   %s: %s\n", cases[i].what, env[r].err.message);
             }
             assert_int_equal(env[r].status, cases[i].status);
-            assert_string_equal(env[r].err.message, env[0].err.message);
+            /* each rank names the step it was asked for itself */
+            assert_string_equal(strchr(env[r].err.message, ':'), strchr(env[0].err.message, ':'));
             for (int k = 0; cases[i].says[k] != NULL; k++) {
                 assert_non_null(strstr(env[r].err.message, cases[i].says[k]));
             }

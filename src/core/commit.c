@@ -523,6 +523,9 @@ static lg_status coordinate(lg_save *save, const attempt *a, const lg__written *
                                                         : commit_by_create(s, a, &text, committed, err);
     }
     lg__buf_free(&text);
+    if (st == LG_ERR_NOT_FOUND && !*committed) {
+        st = superseded(err); /* the folder is gone */
+    }
     if (*committed) {
         s->not_durable = st != LG_OK;
         if (st != LG_OK) {

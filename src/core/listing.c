@@ -53,7 +53,7 @@ static lg_status describe_checkpoint(lg_store *store, lg__walk_item *item, lg_en
     lg__pin_state pin;
     LG__TRY(lg__pin_read(store, item->name, m->sha256, &pin, err));
     e->pinned = pin.pinned;
-    snprintf(e->note, sizeof e->note, "%s", pin.pinned ? pin.reason : "");
+    lg__text_copy(e->note, sizeof e->note, pin.pinned ? pin.reason : "");
     return LG_OK;
 }
 

@@ -153,9 +153,7 @@ static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
     const lg__tensor_desc desc = lg__save_desc(t);
     lg__piece *pieces = NULL;
     size_t n = 0;
-    if (lg__layout_written(t->layout, &desc, d->save->rank, &pieces, &n, err) != LG_OK) {
-        return lg_error_wrap(err, "tensor \"%s\"", t->name);
-    }
+    LG__TRY(lg__layout_written(t->layout, &desc, d->save->rank, &pieces, &n, err));
     lg_status status = LG_OK;
     for (size_t i = 0; i < n && status == LG_OK; i++) {
         box.box = pieces[i].box;

@@ -124,7 +124,8 @@ static lg_status digest_pieces(hasher *h, lg__save_tensor *t, const lg__piece *p
 
 static lg_status digest_held(hasher *h, lg__save_tensor *t, uint32_t rank, lg_error *err)
 {
-    const lg__tensor_desc desc = lg__save_desc(t);
+    lg__tensor_desc desc = lg__save_desc(t);
+    desc.name = NULL; /* errors get it from the caller */
     lg__piece *pieces = NULL;
     size_t n = 0;
     LG__TRY(lg__layout_held(t->layout, &desc, rank, &pieces, &n, err));

@@ -243,6 +243,7 @@ static lg_status place_layout(lg_save *save, const lg_tensor *tensor, lg__save_t
 {
     t->placement = LG__PLACE_LAYOUT;
     lg__tensor_desc desc = lg__save_desc(t);
+    desc.name = NULL; /* no need of it yet; errors get it from the caller */
     LG__TRY(lg__layout_resolve(tensor->layout, &desc, &t->layout, err));
     LG__TRY(lg__save_intern(save, &t->layout, err));
     uint32_t index;

@@ -169,7 +169,7 @@ static lg_status greet(lg_session *s, lg_status mine, lg_error *err)
                .status = (uint32_t)mine,
                .block_bytes = s->block_bytes};
     memcpy(h.magic, HELLO_MAGIC, sizeof h.magic);
-    snprintf(h.message, sizeof h.message, "%s", mine != LG_OK ? err->message : "");
+    lg__text_copy(h.message, sizeof h.message, mine != LG_OK ? err->message : "");
     if (s->comm->size == 1) {
         return mine;
     }

@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 lg_status lg__manifest_new(lg__manifest **out, lg_error *err)
 {
@@ -146,7 +147,9 @@ static lg_status check_ranks(const lg__manifest *m, uint64_t *total, lg_error *e
     return LG_OK;
 }
 
-static int compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+/* Letters' case does not count: a copy on a file system that ignores it must
+ * not lose a file. */
+static int compare_files(const void *a, const void *b) { return strcasecmp(*(char *const *)a, *(char *const *)b); }
 
 static lg_status check_attached(const lg__manifest *m, uint64_t *total, lg_error *err)
 {
@@ -168,9 +171,9 @@ static lg_status check_attached(const lg__manifest *m, uint64_t *total, lg_error
         }
     }
     if (st == LG_OK) {
-        qsort(names, m->n_attached, sizeof *names, compare_names);
+        qsort(names, m->n_attached, sizeof *names, compare_files);
         for (size_t i = 1; st == LG_OK && i < m->n_attached; i++) {
-            if (strcmp(names[i - 1], names[i]) == 0) {
+            if (strcasecmp(names[i - 1], names[i]) == 0) {
                 st = lg__at_error(NULL, "attached", err, LG_ERR_FORMAT, "\"%s\" is there twice", names[i]);
             }
         }
