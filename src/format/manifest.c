@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 lg_status lg__manifest_new(lg__manifest **out, lg_error *err)
 {
@@ -146,7 +147,9 @@ static lg_status check_ranks(const lg__manifest *m, uint64_t *total, lg_error *e
     return LG_OK;
 }
 
-static int compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+/* Letters' case does not count: a copy on a file system that ignores it must
+ * not lose a file. */
+static int compare_files(const void *a, const void *b) { return strcasecmp(*(char *const *)a, *(char *const *)b); }
 
 static lg_status check_attached(const lg__manifest *m, uint64_t *total, lg_error *err)
 {
@@ -168,9 +171,9 @@ static lg_status check_attached(const lg__manifest *m, uint64_t *total, lg_error
         }
     }
     if (st == LG_OK) {
-        qsort(names, m->n_attached, sizeof *names, compare_names);
+        qsort(names, m->n_attached, sizeof *names, compare_files);
         for (size_t i = 1; st == LG_OK && i < m->n_attached; i++) {
-            if (strcmp(names[i - 1], names[i]) == 0) {
+            if (strcasecmp(names[i - 1], names[i]) == 0) {
                 st = lg__at_error(NULL, "attached", err, LG_ERR_FORMAT, "\"%s\" is there twice", names[i]);
             }
         }
@@ -254,8 +257,10 @@ static lg_status check_tensor(const lg__manifest *m, size_t i, lg_error *err)
     if (lg__name_check("tensor", t->name, strlen(t->name), err) != LG_OK) {
         return lg__at_wrap(&at, "name", err);
     }
-    if (i > 0 && strcmp(m->tensors[i - 1].name, t->name) >= 0) {
-        return lg__at_error(&at, "name", err, LG_ERR_FORMAT, "\"%s\" is there twice", t->name);
+    int order = i > 0 ? strcmp(m->tensors[i - 1].name, t->name) : -1;
+    if (order >= 0) {
+        return lg__at_error(&at, "name", err, LG_ERR_FORMAT,
+                            order == 0 ? "\"%s\" is there twice" : "\"%s\" is out of order", t->name);
     }
     if (t->group != LG_GROUP_MODEL && t->group != LG_GROUP_OPTIM) {
         return lg__at_error(&at, "group", err, LG_ERR_FORMAT, "tensor \"%s\" is of no group for tensors", t->name);

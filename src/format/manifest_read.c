@@ -32,15 +32,14 @@ static lg_status read_version(const json_t *top, lg__manifest *m, lg_error *err)
     const json_int_t major = json_integer_value(json_array_get(version, 0));
     const json_int_t minor = json_integer_value(json_array_get(version, 1));
     LG__RETURN_IF(json_array_size(version) != 2 || !json_is_integer(json_array_get(version, 0)) ||
-                      !json_is_integer(json_array_get(version, 1)) || major < 1 || minor < 0 || major > UINT32_MAX ||
-                      minor > UINT32_MAX,
+                      !json_is_integer(json_array_get(version, 1)) || major < 1 || minor < 0,
                   err, LG_ERR_FORMAT, "version: not two integers, of which the first is at least 1");
     LG__RETURN_IF(major > LG__FORMAT_MAJOR, err, LG_ERR_VERSION,
                   "format version %" JSON_INTEGER_FORMAT ".%" JSON_INTEGER_FORMAT
                   "; this version of lastgood reads %d.x",
                   major, minor, LG__FORMAT_MAJOR);
     m->major = (uint32_t)major;
-    m->minor = (uint32_t)minor;
+    m->minor = minor > UINT32_MAX ? UINT32_MAX : (uint32_t)minor;
 
     const json_t *requires = NULL;
     LG__TRY(lg__member_get(top, NULL, "requires", JSON_ARRAY, &requires, err));

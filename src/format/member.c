@@ -327,30 +327,9 @@ int lg__generation_order(lg_generation a, lg_generation b)
     return a.serial < b.serial ? -1 : a.serial > b.serial;
 }
 
-static bool deeper_than(const json_t *value, int levels)
-{
-    if (!json_is_object(value) && !json_is_array(value)) {
-        return false;
-    }
-    if (levels == 0) {
-        return true;
-    }
-    for (size_t i = 0; i < json_array_size(value); i++) {
-        if (deeper_than(json_array_get(value, i), levels - 1)) {
-            return true;
-        }
-    }
-    json_t *object = (json_t *)(uintptr_t)value;
-    for (void *it = json_object_iter(object); it != NULL; it = json_object_iter_next(object, it)) {
-        if (deeper_than(json_object_iter_value(it), levels - 1)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* The file's own object and "state" are around a value. */
-#define STATE_DEPTH (LG__JSON_MAX_DEPTH - 2)
+/* The file's own object and "state" are around a value, and both must still be
+ * readable. */
+_Static_assert(LG__TAGGED_MAX_DEPTH + 4 <= LG__JSON_MAX_DEPTH, "state may nest deeper than a file that holds it");
 
 lg_status lg__state_check(const json_t *state, const lg__at *at, lg_error *err)
 {
@@ -361,9 +340,6 @@ lg_status lg__state_check(const json_t *state, const lg__at *at, lg_error *err)
         const json_t *value = json_object_iter_value(it);
         if (lg__name_check("key", key, json_object_iter_key_len(it), err) != LG_OK) {
             return lg__at_wrap(at, "state", err);
-        }
-        if (deeper_than(value, STATE_DEPTH)) {
-            return lg__at_error(&here, key, err, LG_ERR_FORMAT, "nested more than %d deep", STATE_DEPTH);
         }
         if (lg__tagged_check(value, err) != LG_OK) {
             return lg__at_wrap(&here, key, err);

@@ -72,8 +72,7 @@ bool lg__hex_valid(const char *text, size_t digits);        /* that many lower-c
 bool lg__created_valid(const char *text);                   /* "2026-11-29T18:31:57Z" */
 bool lg__block_bytes_valid(uint64_t bytes);                 /* power of two in [4096, 64 MiB] */
 int lg__generation_order(lg_generation a, lg_generation b); /* -1, 0, 1 */
-/* Global state: an object of tagged JSON by key, not nested deeper than a file
- * that embeds it may be. */
+/* Global state: an object of tagged JSON by key. */
 lg_status lg__state_check(const json_t *state, const lg__at *at, lg_error *err);
 
 /* ---- writing */

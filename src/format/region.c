@@ -128,17 +128,15 @@ const char *lg__region_text(const lg__region *r, char *out, size_t bytes)
     if (bytes == 0) {
         return out;
     }
-    char part[64];
+    char part[64] = "[]";
     size_t n = 0;
-    for (uint32_t d = 0; d <= r->ndim; d++) {
-        if (d == r->ndim) {
-            snprintf(part, sizeof part, "%s]", d == 0 ? "[" : "");
-        } else {
-            snprintf(part, sizeof part, "%s%" PRIu64 ":%" PRIu64, d == 0 ? "[" : ", ", r->offset[d],
-                     r->offset[d] + r->size[d]);
+    for (uint32_t d = 0; d < r->ndim || d == 0; d++) {
+        bool last = d + 1 >= r->ndim;
+        if (r->ndim > 0) {
+            snprintf(part, sizeof part, "%s%" PRIu64 ":%" PRIu64 "%s", d == 0 ? "[" : ", ", r->offset[d],
+                     r->offset[d] + r->size[d], last ? "]" : "");
         }
         size_t add = strlen(part);
-        bool last = d == r->ndim;
         if (n + add + (last ? 1 : sizeof cut) > bytes) {
             if (n + sizeof cut <= bytes) {
                 memcpy(out + n, cut, sizeof cut);

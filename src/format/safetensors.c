@@ -211,14 +211,43 @@ static lg_status read_string(lg__arena *arena, slice text, const char *what, boo
     return status;
 }
 
-/* An array of at most `max` non-negative integers. */
-static lg_status read_numbers(slice text, const char *field, uint64_t *out, size_t max, size_t *n, lg_error *err)
+/* Arrays of plain digits, as nearly all are, are read here; false leaves the
+ * text, whatever is odd about it, to the JSON library. */
+static bool plain_numbers(slice s, uint64_t *out, size_t max, size_t *n)
+{
+    size_t count = 0, i = 1;
+    if (s.n < 2 || s.at[0] != '[') {
+        return false;
+    }
+    while (i < s.n && s.at[i] >= '0' && s.at[i] <= '9' && count < max) {
+        uint64_t v = 0;
+        size_t first = i;
+        for (; i < s.n && s.at[i] >= '0' && s.at[i] <= '9'; i++) {
+            v = v * 10 + (uint64_t)(s.at[i] - '0');
+        }
+        if (i - first > 18 || (s.at[first] == '0' && i - first > 1) || i == s.n) {
+            return false;
+        }
+        out[count++] = v;
+        if (s.at[i] == ']') {
+            break;
+        }
+        if (s.at[i] != ',' || i + 1 == s.n || s.at[i + 1] == ']') {
+            return false;
+        }
+        i++;
+    }
+    *n = count;
+    return i + 1 == s.n && s.at[i] == ']';
+}
+
+static lg_status odd_numbers(slice text, const char *field, uint64_t *out, size_t max, size_t *n, lg_error *err)
 {
     json_t *json = NULL;
-    lg_status status = lg__json_parse(text.at, text.n, &json, err);
-    if (status != LG_OK) {
+    if (lg__json_parse(text.at, text.n, &json, err) != LG_OK) {
         return lg_error_wrap(err, "%s", field);
     }
+    lg_status status = LG_OK;
     size_t count = json_array_size(json);
     if (!json_is_array(json)) {
         status = lg_error_set(err, LG_ERR_FORMAT, "%s is not an array", field);
@@ -236,12 +265,20 @@ static lg_status read_numbers(slice text, const char *field, uint64_t *out, size
         }
     }
     json_decref(json);
-    /* Zero with a sign is no integer to the reference, and plain zero to us. */
+    /* Zero with a sign is no integer to the reference, and plain zero to the
+     * JSON library. */
     if (status == LG_OK && memchr(text.at, '-', text.n) != NULL) {
         status = lg_error_set(err, LG_ERR_FORMAT, "%s has a number with a minus sign", field);
     }
     *n = count;
     return status;
+}
+
+/* An array of at most `max` non-negative integers. */
+static lg_status read_numbers(slice text, const char *field, uint64_t *out, size_t max, size_t *n, lg_error *err)
+{
+    text = trimmed(text);
+    return plain_numbers(text, out, max, n) ? LG_OK : odd_numbers(text, field, out, max, n, err);
 }
 
 static lg_status copy_numbers(lg__arena *arena, const uint64_t *numbers, size_t n, const uint64_t **out, lg_error *err)
