@@ -11,7 +11,8 @@
  *   coordinate  rank 0, with the reports of all ranks in memory: decode and
  *               digest them, check and merge, encode the manifest, write it
  *               durably into a folder under $TMPDIR
- *   seconds     the sum of these three
+ *   seconds     the sum of these three, by the clock
+ *   cpu         the same in processor time, for machines that are busy
  * and, since a save does not wait for them one after the other,
  *   describe    one rank's lg_save_tensor calls
  *   all ranks   the boxes of all ranks, one rank after the other
@@ -46,16 +47,20 @@ static const lg__save_ids ids = {.run_id = "0123456789abcdef0123456789abcdef",
 
 typedef struct figures {
     double describe, plan, report, decode, merge, encode, write;
+    double cpu;       /* of plan, report and coordinate */
     double all_ranks; /* < 0: not measured */
     uint64_t manifest_bytes, report_bytes, peak_bytes;
 } figures;
 
-static double now(void)
+static double clock_seconds(clockid_t clock)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
+
+static double now(void) { return clock_seconds(CLOCK_MONOTONIC); }
+static double cpu(void) { return clock_seconds(CLOCK_PROCESS_CPUTIME_ID); }
 
 static _Noreturn void die(const char *what, const lg_error *err)
 {
@@ -156,7 +161,7 @@ static lg__report *make_report(const model *m, uint32_t rank, figures *f, lg__bu
 {
     double t0 = now();
     lg_save *save = describe(m, rank, err);
-    double t1 = now();
+    double t1 = now(), c1 = cpu();
     lg__plan *plan = NULL;
     MUST(lg__plan_make(save, &ids, &plan, err));
     double t2 = now();
@@ -166,7 +171,7 @@ static lg__report *make_report(const model *m, uint32_t rank, figures *f, lg__bu
     MUST(lg__report_encode(r, encoded, err));
     double t3 = now();
     if (f != NULL) {
-        f->describe = t1 - t0, f->plan = t2 - t1, f->report = t3 - t2;
+        f->describe = t1 - t0, f->plan = t2 - t1, f->report = t3 - t2, f->cpu += cpu() - c1;
     }
     free(tables);
     lg__report_free(r);
@@ -272,7 +277,7 @@ static void coordinate(const model *m, const lg__buf *all, const size_t *at, fig
         die("memory", NULL);
     }
 
-    double t0 = now();
+    double t0 = now(), c0 = cpu();
     for (uint32_t r = 0; r < m->ranks; r++) {
         const char *text = all->data + at[r];
         const size_t bytes = at[r + 1] - at[r];
@@ -291,6 +296,7 @@ static void coordinate(const model *m, const lg__buf *all, const size_t *at, fig
     MUST(lg__store_sync_dir(store, "", err));
     double t4 = now();
     f->decode = t1 - t0, f->merge = t2 - t1, f->encode = t3 - t2, f->write = t4 - t3;
+    f->cpu += cpu() - c0;
     f->manifest_bytes = bytes.len;
     f->report_bytes = all->len;
 
@@ -348,11 +354,12 @@ static double waited_for(const figures *f) { return f->plan + f->report + f->dec
 static void print_json(uint32_t ranks, uint32_t tensors, const figures *f)
 {
     printf("{\"ranks\":%u,\"tensors\":%u,\"seconds\":%.6f,\"manifest_bytes\":%" PRIu64 ",\"peak_bytes\":%" PRIu64
+           ",\"cpu_seconds\":%.6f"
            ",\"describe_seconds\":%.6f,\"plan_seconds\":%.6f,\"report_seconds\":%.6f,\"decode_seconds\":%.6f"
            ",\"merge_seconds\":%.6f,\"encode_seconds\":%.6f,\"write_seconds\":%.6f,\"report_bytes\":%" PRIu64
            ",\"all_ranks_plan_seconds\":",
-           ranks, tensors, waited_for(f), f->manifest_bytes, f->peak_bytes, f->describe, f->plan, f->report, f->decode,
-           f->merge, f->encode, f->write, f->report_bytes);
+           ranks, tensors, waited_for(f), f->manifest_bytes, f->peak_bytes, f->cpu, f->describe, f->plan, f->report,
+           f->decode, f->merge, f->encode, f->write, f->report_bytes);
     if (f->all_ranks < 0) {
         printf("null}\n");
     } else {
@@ -362,15 +369,15 @@ static void print_json(uint32_t ranks, uint32_t tensors, const figures *f)
 
 static void print_head(void)
 {
-    printf("%6s %8s %9s | %8s %8s %8s %8s %8s %8s | %9s %9s | %9s %10s\n", "ranks", "tensors", "seconds", "plan",
-           "report", "decode", "merge", "encode", "write", "manifest", "peak", "describe", "all ranks");
+    printf("%6s %8s %8s %8s | %8s %8s %8s %8s %8s %8s | %9s %9s | %9s %10s\n", "ranks", "tensors", "seconds", "cpu",
+           "plan", "report", "decode", "merge", "encode", "write", "manifest", "peak", "describe", "all ranks");
 }
 
 static void print_row(uint32_t ranks, uint32_t tensors, const figures *f)
 {
-    printf("%6u %8u %9.4f | %8.4f %8.4f %8.4f %8.4f %8.4f %8.4f | %6.0f kB %6.0f MB | %9.4f ", ranks, tensors,
-           waited_for(f), f->plan, f->report, f->decode, f->merge, f->encode, f->write, (double)f->manifest_bytes / 1e3,
-           (double)f->peak_bytes / 1e6, f->describe);
+    printf("%6u %8u %8.4f %8.4f | %8.4f %8.4f %8.4f %8.4f %8.4f %8.4f | %6.0f kB %6.0f MB | %9.4f ", ranks, tensors,
+           waited_for(f), f->cpu, f->plan, f->report, f->decode, f->merge, f->encode, f->write,
+           (double)f->manifest_bytes / 1e3, (double)f->peak_bytes / 1e6, f->describe);
     if (f->all_ranks < 0) {
         printf("%10s\n", "-");
     } else {
