@@ -857,9 +857,10 @@ typedef struct lg_prune_item {
     char reason[256]; /* why it stays or goes */
 } lg_prune_item;
 
-/* Applies a retention rule by hand. Claims the root, verifies the newest
- * checkpoint that stays in full before anything is removed. With dry_run it
- * only says what it would do, and claims nothing. `fn` may be NULL. */
+/* Applies a retention rule by hand: verifies the newest checkpoint that stays
+ * in full before anything is removed. Claims nothing, so that a session that
+ * runs goes on. With dry_run it only says what it would do. keep_last of 0 is
+ * LG_ERR_INVALID. `fn` may be NULL; it gets every checkpoint, newest first. */
 LG_API lg_status lg_prune(const char *root, const lg_prune_options *options,
                           void (*fn)(const lg_prune_item *item, void *arg), void *arg, lg_error *err);
 

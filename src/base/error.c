@@ -150,6 +150,19 @@ lg_status lg_error_wrap(lg_error *err, const char *format, ...)
     return err->status;
 }
 
+void lg__text_copy(char *out, size_t out_bytes, const char *text)
+{
+    size_t n = strnlen(text, out_bytes);
+    if (n == out_bytes) {
+        n--;
+        while (n > 0 && ((unsigned char)text[n] & 0xC0) == 0x80) {
+            n--;
+        }
+    }
+    memcpy(out, text, n);
+    out[n] = '\0';
+}
+
 const char *lg__printable(const char *s, char *out, size_t out_bytes)
 {
     size_t n = 0;

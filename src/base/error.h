@@ -36,6 +36,9 @@ lg_error *lg__error_begin(lg_error *err, lg_error *local); /* also clears it */
  * a character's edge with "…" when too long. For names out of files. */
 const char *lg__printable(const char *s, char *out, size_t out_bytes);
 
+/* Copies text into a fixed field, cut at a character's edge if it is too long. */
+void lg__text_copy(char *out, size_t out_bytes, const char *text);
+
 /* Error texts travel between ranks as plain bytes. */
 typedef struct lg__wire_error {
     uint32_t status;

@@ -768,11 +768,14 @@ static int publish(const place *at, const place *temporary, int fd)
         return e;
     }
     /* No hard links here (exFAT, some FUSE). */
-    if (lg__posix.renameat2(temporary->fd, temporary->leaf, at->fd, at->leaf, RENAME_NOREPLACE) == 0 ||
-        linked_all_the_same(at, fd)) {
+    if (lg__posix.renameat2(temporary->fd, temporary->leaf, at->fd, at->leaf, RENAME_NOREPLACE) == 0) {
         return 0;
     }
-    return flags_unknown(errno) ? EOPNOTSUPP : errno;
+    e = errno;
+    if (linked_all_the_same(at, fd)) {
+        return 0;
+    }
+    return flags_unknown(e) ? EOPNOTSUPP : e;
 }
 
 static lg_status posix_put_new(void *ctx, const char *path, const void *data, size_t bytes, lg_error *err)

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/owner.h"
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/json.h"
+#include "base/mem.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define CLAIM_TRIES 1000
+
+static lg_status owner_text(const char *domain, uint64_t epoch, lg__buf *out, lg_error *err)
+{
+    char now[LG_CREATED_TEXT];
+    lg__utc(now);
+    lg__buf body;
+    lg__buf_init(&body, LG__RECORD_MAX);
+    lg__buf_fmt(&body, "\"kind\":\"owner\",\"version\":1,\"epoch\":");
+    lg__buf_json_u64(&body, epoch);
+    lg__buf_fmt(&body, ",\"domain\":");
+    lg__buf_json_str(&body, domain, strlen(domain));
+    lg__buf_fmt(&body, ",\"created\":\"%s\"}", now);
+    lg_status st = lg__buf_check(&body, "owner record", err);
+    if (st == LG_OK) {
+        st = lg__sealed_json(body.data, body.len, out, err);
+    }
+    lg__buf_free(&body);
+    return st;
+}
+
+lg_status lg__owner_claim(lg_store *store, const char *domain, uint64_t *epoch, lg_error *err)
+{
+    lg__walk *w;
+    LG__TRY(lg__walk_read(store, &w, err));
+    uint64_t highest = w->highest_epoch;
+    lg__walk_free(w);
+    for (int i = 0; i < CLAIM_TRIES; i++) {
+        LG__RETURN_IF(highest >= UINT64_C(1) << 53, err, LG_ERR_LIMIT, "owner epoch %" PRIu64 " leaves none above it",
+                      highest);
+        uint64_t mine = highest + 1;
+        char name[LG__NAME_MAX];
+        lg__owner_file(mine, name);
+        lg__buf text;
+        lg__buf_init(&text, LG__RECORD_MAX);
+        lg_status st = owner_text(domain, mine, &text, err);
+        if (st == LG_OK) {
+            st = lg__store_put_new(store, name, text.data, text.len, err);
+        }
+        lg__buf_free(&text);
+        if (st == LG_OK) {
+            st = lg__store_sync_dir(store, "", err);
+            if (st == LG_OK) {
+                *epoch = mine;
+            }
+            return st;
+        }
+        if (st != LG_ERR_EXISTS) {
+            return lg_error_wrap(err, "claim the root");
+        }
+        highest = mine;
+    }
+    return lg_error_set(err, LG_ERR_CONFLICT, "%d sessions claimed the root at the same time", CLAIM_TRIES);
+}
+
+lg_status lg__owner_check(lg_store *store, uint64_t epoch, lg_error *err)
+{
+    uint64_t highest;
+    LG__TRY(lg__root_highest_owner(store, &highest, err));
+    LG__RETURN_IF(highest > epoch, err, LG_ERR_SUPERSEDED,
+                  "another session took this root over (owner epoch %" PRIu64 ", this one has %" PRIu64 ")", highest,
+                  epoch);
+    return LG_OK;
+}
+
+/* ------------------------------------------------------------- removal */
+
+typedef struct names {
+    char (*name)[LG__NAME_MAX];
+    lg_node_type *type;
+    size_t n, cap, cap_type;
+    uint64_t bytes;
+    bool failed;
+} names;
+
+static int take(const lg_node *node, void *arg)
+{
+    names *all = arg;
+    all->bytes += node->bytes;
+    if (!lg__grow((void **)&all->name, &all->cap, all->n, sizeof *all->name) ||
+        !lg__grow((void **)&all->type, &all->cap_type, all->n, sizeof *all->type)) {
+        all->failed = true;
+        return 1;
+    }
+    all->type[all->n] = node->type;
+    snprintf(all->name[all->n++], LG__NAME_MAX, "%s", node->name);
+    return 0;
+}
+
+static void names_free(names *all)
+{
+    lg__free(all->name);
+    lg__free(all->type);
+}
+
+static lg_status list_names(lg_store *store, const char *folder, names *out, lg_error *err)
+{
+    *out = (names){0};
+    lg_status st = lg__store_list(store, folder, take, out, err);
+    if (st == LG_OK && out->failed) {
+        st = lg__nomem(err);
+    }
+    if (st != LG_OK) {
+        names_free(out);
+        *out = (names){0};
+    }
+    return st;
+}
+
+/* Removes the files of a folder, but for `keep` (NULL: none). */
+static lg_status empty_folder(lg_store *store, const char *folder, const char *keep, lg_error *err)
+{
+    names all;
+    lg_status st = list_names(store, folder, &all, err);
+    if (st == LG_ERR_NOT_FOUND) {
+        return LG_OK;
+    }
+    for (size_t i = 0; st == LG_OK && i < all.n; i++) {
+        if (keep != NULL && strcmp(all.name[i], keep) == 0) {
+            continue;
+        }
+        char path[2 * LG__NAME_MAX];
+        if (all.type[i] == LG_NODE_DIR || !lg__path_join(path, sizeof path, folder, all.name[i])) {
+            st = lg_error_set(err, LG_ERR_NOT_EMPTY, "%s holds \"%.200s\", which is none of lastgood's files", folder,
+                              all.name[i]);
+            break;
+        }
+        st = lg__store_remove_file(store, path, err);
+    }
+    names_free(&all);
+    return st;
+}
+
+lg_status lg__folder_remove(lg_store *store, const char *folder, lg_error *err)
+{
+    LG__TRY(empty_folder(store, folder, NULL, err));
+    return lg__store_remove_dir(store, folder, err);
+}
+
+lg_status lg__folder_bytes(lg_store *store, const char *folder, uint64_t *out, lg_error *err)
+{
+    names all;
+    LG__TRY(list_names(store, folder, &all, err));
+    *out = all.bytes;
+    names_free(&all);
+    return LG_OK;
+}
+
+/* Renames a folder to a fresh trash name and makes that durable. NOT_FOUND if
+ * it is gone. */
+static lg_status to_trash(lg_store *store, const char *folder, uint64_t epoch, char trash[LG__NAME_MAX], lg_error *err)
+{
+    uint8_t random[8];
+    char token[2 * sizeof random + 1];
+    LG__TRY(lg__random(random, sizeof random, err));
+    lg__hex(random, sizeof random, token);
+    lg__trash_name(epoch, token, folder, trash);
+    lg_status st = lg__store_rename_dir(store, folder, trash, err);
+    if (st != LG_OK) {
+        /* It may have happened all the same: a repeated request reports the
+         * failure of the second one. */
+        bool there = false, gone = false;
+        lg_error look = LG_ERROR_INIT;
+        if (lg__store_exists(store, "", trash, &there, &look) != LG_OK ||
+            lg__store_exists(store, "", folder, &gone, &look) != LG_OK || !there || gone) {
+            return st;
+        }
+    }
+    return lg__store_sync_dir(store, "", err);
+}
+
+lg_status lg__checkpoint_remove(lg_store *store, const char *folder, uint64_t epoch, lg_error *err)
+{
+    if (lg__store_can(store, LG_CAP_RENAME_DIR)) {
+        char trash[LG__NAME_MAX];
+        lg_status st = to_trash(store, folder, epoch, trash, err);
+        if (st == LG_ERR_NOT_FOUND) {
+            return LG_OK; /* somebody else removed it */
+        }
+        LG__TRY(st);
+        return lg__folder_remove(store, trash, err);
+    }
+    char path[2 * LG__NAME_MAX];
+    lg__path_join(path, sizeof path, folder, LG__MANIFEST);
+    LG__TRY(lg__store_remove_file(store, path, err));
+    LG__TRY(lg__store_sync_dir(store, folder, err));
+    LG__TRY(lg__folder_remove(store, folder, err));
+    return lg__store_sync_dir(store, "", err);
+}
+
+/* ------------------------------------------------------ ending attempts */
+
+static lg_status put_tombstone(lg_store *store, const char *folder, const char *run_id, lg_generation g,
+                               const char *attempt, uint64_t epoch, lg_error *err)
+{
+    lg__manifest *m;
+    LG__TRY(lg__manifest_new(&m, err));
+    m->tombstone = true;
+    m->superseded_by = epoch;
+    m->generation = g;
+    lg__text_copy(m->run_id, sizeof m->run_id, run_id);
+    lg__text_copy(m->attempt, sizeof m->attempt, attempt);
+    lg__buf text;
+    lg__buf_init(&text, LG__RECORD_MAX);
+    lg_status st = lg__manifest_encode(m, &text, err);
+    if (st == LG_OK) {
+        char path[2 * LG__NAME_MAX];
+        lg__path_join(path, sizeof path, folder, LG__MANIFEST);
+        st = lg__store_put_new(store, path, text.data, text.len, err);
+        if (st == LG_ERR_EXISTS) {
+            /* Ours from a request that was repeated, or theirs? */
+            lg__buf there;
+            lg__buf_init(&there, LG__MANIFEST_MAX);
+            lg_error look = LG_ERROR_INIT;
+            lg__manifest *seen = NULL;
+            if (lg__store_read_all(store, path, &there, &look) == LG_OK &&
+                lg__manifest_decode(there.data, there.len, &seen, &look) == LG_OK && seen->tombstone) {
+                st = LG_OK;
+            }
+            lg__manifest_free(seen);
+            lg__buf_free(&there);
+        }
+        if (st == LG_OK) {
+            st = lg__store_sync_dir(store, folder, err);
+        }
+    }
+    lg__buf_free(&text);
+    lg__manifest_free(m);
+    return st;
+}
+
+lg_status lg__attempt_end(lg_store *store, const char *folder, const char *run_id, lg_generation g, const char *attempt,
+                          uint64_t epoch, lg_error *err)
+{
+    if (lg__store_can(store, LG_CAP_RENAME_DIR)) {
+        char trash[LG__NAME_MAX];
+        lg_status st = to_trash(store, folder, epoch, trash, err);
+        if (st == LG_ERR_NOT_FOUND) {
+            return lg_error_set(err, LG_ERR_EXISTS, "%s is gone: it was committed or ended", folder);
+        }
+        LG__TRY(st);
+        /* It cannot commit any more; its bytes are the sweep's if this fails. */
+        lg_error ignored = LG_ERROR_INIT;
+        lg__folder_remove(store, trash, &ignored);
+        return LG_OK;
+    }
+    LG__TRY(put_tombstone(store, folder, run_id, g, attempt, epoch, err));
+    lg_error ignored = LG_ERROR_INIT;
+    empty_folder(store, folder, LG__MANIFEST, &ignored);
+    return LG_OK;
+}
+
+#define NO_RUN "00000000000000000000000000000000"
+#define NO_ATTEMPT "0000000000000000"
+
+lg_status lg__owner_end_attempts(lg_store *store, uint64_t epoch, lg_error *err)
+{
+    lg__walk *w;
+    LG__TRY(lg__walk_read(store, &w, err));
+    lg_status st = LG_OK;
+    for (size_t i = 0; st == LG_OK && i < w->n_others; i++) {
+        const lg__root_item *item = &w->others[i];
+        bool attempt = (item->parsed.kind == LG__ROOT_PARTIAL && lg__store_can(store, LG_CAP_RENAME_DIR)) ||
+                       (item->parsed.kind == LG__ROOT_STEP && !item->tombstone);
+        if (!attempt || item->parsed.generation.epoch >= epoch) {
+            continue;
+        }
+        const char *token = item->parsed.attempt[0] != '\0' ? item->parsed.attempt : NO_ATTEMPT;
+        st = lg__attempt_end(store, item->name, NO_RUN, item->parsed.generation, token, epoch, err);
+        if (st == LG_ERR_EXISTS) {
+            st = LG_OK; /* it won: committed */
+        }
+    }
+    lg__walk_free(w);
+    LG__TRY(st);
+    /* What is committed now was perhaps not made durable by an owner that died
+     * right after its rename: do that before anything relies on it. */
+    LG__TRY(lg__walk_read(store, &w, err));
+    for (size_t i = 0; st == LG_OK && i < w->n; i++) {
+        if (!w->items[i].is_rollback) {
+            st = lg__store_sync_dir(store, w->items[i].name, err);
+            if (st == LG_ERR_NOT_FOUND) {
+                st = LG_OK;
+            }
+        }
+    }
+    lg__walk_free(w);
+    LG__TRY(st);
+    return lg__store_sync_dir(store, "", err);
+}

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/where.h"
+
+#include "base/error.h"
+#include "base/mem.h"
+#include "core/checkpoint.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool parse_number(const char **p, uint64_t *out)
+{
+    const char *s = *p;
+    uint64_t v = 0;
+    if (*s < '0' || *s > '9') {
+        return false;
+    }
+    for (; *s >= '0' && *s <= '9'; s++) {
+        uint64_t d = (uint64_t)(*s - '0');
+        if (v > (UINT64_MAX - d) / 10) {
+            return false;
+        }
+        v = v * 10 + d;
+    }
+    *p = s;
+    *out = v;
+    return true;
+}
+
+/* "@500" or "@g3.17" at the end of `where`. */
+static bool parse_selector(const char *at, lg__where *out)
+{
+    const char *p = at + 1;
+    if (*p == 'g') {
+        p++;
+        out->kind = LG__WHERE_GENERATION;
+        return parse_number(&p, &out->generation.epoch) && *p++ == '.' && parse_number(&p, &out->generation.serial) &&
+               *p == '\0';
+    }
+    out->kind = LG__WHERE_STEP;
+    return parse_number(&p, &out->step) && *p == '\0';
+}
+
+static lg_status holds_manifest(const char *path, bool *out, lg_error *err)
+{
+    lg_store *store;
+    *out = false;
+    LG__TRY(lg_store_open(path, &store, err));
+    lg_status st = lg__store_exists(store, "", LG__MANIFEST, out, err);
+    lg_store_free(store);
+    return st;
+}
+
+static lg_status split_folder(const char *where, lg__where *out, lg_error *err)
+{
+    size_t n = strlen(where);
+    while (n > 1 && where[n - 1] == '/') {
+        n--;
+    }
+    size_t cut = n;
+    while (cut > 0 && where[cut - 1] != '/') {
+        cut--;
+    }
+    const char *name = where + cut;
+    size_t name_bytes = n - cut;
+    const char *colon = cut == 0 ? memchr(name, ':', name_bytes) : NULL;
+    if (colon != NULL && strncmp(where, "file:", 5) == 0) {
+        cut = 5;
+        name = where + 5;
+        name_bytes = n - 5;
+    }
+    LG__RETURN_IF(name_bytes == 0 || name_bytes >= sizeof out->folder || (name_bytes == 1 && name[0] == '.') ||
+                      (name_bytes == 2 && name[0] == '.' && name[1] == '.'),
+                  err, LG_ERR_INVALID, "%s is a step folder: name it by its own name or as ROOT@STEP", where);
+    memcpy(out->folder, name, name_bytes);
+    out->folder[name_bytes] = '\0';
+    /* "name" alone lies in "."; "/name" in "/"; "file:name" in "file:.". */
+    size_t keep = cut > 1 && where[cut - 1] == '/' ? cut - 1 : cut;
+    char *root = lg__malloc(keep + 2);
+    if (root == NULL) {
+        return lg__nomem(err);
+    }
+    memcpy(root, where, keep);
+    root[keep] = '\0';
+    if (keep == 0 || root[keep - 1] == ':') {
+        memcpy(root + keep, ".", 2);
+    }
+    out->root = root;
+    out->kind = LG__WHERE_FOLDER;
+    return LG_OK;
+}
+
+lg_status lg__where_parse(const char *where, lg__where *out, lg_error *err)
+{
+    LG__RETURN_IF(where == NULL || *where == '\0', err, LG_ERR_INVALID, "no root or step folder given");
+    *out = (lg__where){0};
+    const char *at = strrchr(where, '@');
+    lg__where selected = {0};
+    bool has_selector = at != NULL && at != where && parse_selector(at, &selected);
+    bool manifest = false;
+    lg_error why = LG_ERROR_INIT;
+    lg_status st = holds_manifest(where, &manifest, &why);
+    /* A path that exists is meant as it stands, even with an @ in it. */
+    if (st != LG_OK && has_selector) {
+        *out = selected;
+        out->root = lg__strdup(where);
+        if (out->root == NULL) {
+            return lg__nomem(err);
+        }
+        out->root[at - where] = '\0';
+        return LG_OK;
+    }
+    if (st != LG_OK) {
+        *err = why;
+        return lg_error_wrap(err, "%s", where);
+    }
+    if (manifest) {
+        return split_folder(where, out, err);
+    }
+    out->kind = LG__WHERE_ROOT;
+    out->root = lg__strdup(where);
+    return out->root != NULL ? LG_OK : lg__nomem(err);
+}
+
+void lg__where_free(lg__where *w)
+{
+    lg__free(w->root);
+    w->root = NULL;
+}
+
+static bool meant(const lg__where *w, const lg__walk_item *item)
+{
+    switch (w->kind) {
+    case LG__WHERE_FOLDER:
+        return strcmp(w->folder, item->name) == 0;
+    case LG__WHERE_STEP:
+        return item->step == w->step;
+    case LG__WHERE_GENERATION:
+        return lg_generation_compare(item->generation, w->generation) == 0;
+    default:
+        return !item->discarded;
+    }
+}
+
+static lg_status find(lg_store *store, const lg__where *w, lg__walk *walk, lg__walk_item **out, lg_error *err)
+{
+    size_t damaged = 0;
+    lg__walk_item *first = NULL;
+    for (size_t i = 0; i < walk->n; i++) {
+        lg__walk_item *item = &walk->items[i];
+        if (item->is_rollback || !meant(w, item)) {
+            continue;
+        }
+        if (w->kind != LG__WHERE_ROOT) {
+            LG__RETURN_IF(item->m == NULL, err, item->status, "%s: %s", item->name, item->reason);
+            *out = item;
+            return LG_OK;
+        }
+        LG__TRY(lg__walk_check_whole(store, item, err));
+        if (item->status == LG_OK) {
+            *out = item;
+            return LG_OK;
+        }
+        first = first == NULL ? item : first;
+        damaged++;
+    }
+    switch (w->kind) {
+    case LG__WHERE_STEP:
+        return lg_error_set(err, LG_ERR_NOT_FOUND, "there is no checkpoint of step %" PRIu64, w->step);
+    case LG__WHERE_GENERATION:
+        return lg_error_set(err, LG_ERR_NOT_FOUND, "there is no checkpoint of generation %" PRIu64 ".%" PRIu64,
+                            w->generation.epoch, w->generation.serial);
+    case LG__WHERE_FOLDER:
+        return lg_error_set(err, LG_ERR_NOT_FOUND, "there is no step folder %s", w->folder);
+    default:
+        break;
+    }
+    if (damaged > 0) {
+        return lg_error_set(err, LG_ERR_NO_GOOD, "none of its %zu checkpoints is good; the newest, %s: %s", damaged,
+                            first->name, first->reason);
+    }
+    return lg_error_set(err, LG_ERR_EMPTY, "it holds no checkpoint");
+}
+
+/* A step folder that was moved away from its root may have any name, so that
+ * the walk of the folder it lies in does not see it. */
+static lg_status add_moved(lg_store *store, const lg__where *w, lg__walk *walk, lg_error *err)
+{
+    for (size_t i = 0; i < walk->n; i++) {
+        if (strcmp(walk->items[i].name, w->folder) == 0) {
+            return LG_OK;
+        }
+    }
+    char path[2 * LG__NAME_MAX];
+    lg__path_join(path, sizeof path, w->folder, LG__MANIFEST);
+    if (!lg__grow((void **)&walk->items, &walk->cap, walk->n, sizeof *walk->items)) {
+        return lg__nomem(err);
+    }
+    lg__walk_item *item = &walk->items[walk->n];
+    *item = (lg__walk_item){0};
+    lg__text_copy(item->name, sizeof item->name, w->folder);
+    lg__buf_init(&item->bytes, LG__MANIFEST_MAX);
+    lg_status st = lg__store_read_all(store, path, &item->bytes, err);
+    if (st == LG_OK) {
+        st = lg__manifest_decode(item->bytes.data, item->bytes.len, &item->m, err);
+    }
+    if (st == LG_OK && item->m->tombstone) {
+        st = lg_error_set(err, LG_ERR_NOT_FOUND, "%s is an attempt that was ended, not a checkpoint", w->folder);
+    }
+    if (st != LG_OK) {
+        lg__manifest_free(item->m);
+        lg__buf_free(&item->bytes);
+        return st;
+    }
+    item->generation = item->m->generation;
+    item->step = item->m->step;
+    walk->n++;
+    return LG_OK;
+}
+
+lg_status lg__where_find(const char *where, lg_store **store, lg__walk **walk, lg__walk_item **item, lg_error *err)
+{
+    lg__where w;
+    LG__TRY(lg__where_parse(where, &w, err));
+    lg_store *s = NULL;
+    lg__walk *found = NULL;
+    lg_status st = lg_store_open(w.root, &s, err);
+    if (st == LG_OK) {
+        st = lg__walk_read(s, &found, err);
+    }
+    if (st == LG_OK && w.kind == LG__WHERE_FOLDER) {
+        st = add_moved(s, &w, found, err);
+    }
+    if (st == LG_OK) {
+        st = find(s, &w, found, item, err);
+    }
+    if (st != LG_OK) {
+        lg__walk_free(found);
+        lg_store_free(s);
+        lg_error_wrap(err, "%s", w.root);
+    } else {
+        *store = s;
+        *walk = found;
+    }
+    lg__where_free(&w);
+    return st;
+}
+
+lg_status lg_checkpoint_open(const char *where, lg_checkpoint **out, lg_error *err)
+{
+    LG__ERR(err);
+    lg_store *store;
+    lg__walk *walk;
+    lg__walk_item *item = NULL;
+    LG__TRY(lg__where_find(where, &store, &walk, &item, err));
+    lg_status st = lg__checkpoint_open_in(store, true, item->name, item->bytes.data, item->bytes.len, out, err);
+    lg__walk_free(walk);
+    if (st != LG_OK) {
+        lg_store_free(store);
+        lg_error_wrap(err, "%s", where);
+    }
+    return st;
+}
