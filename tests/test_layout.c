@@ -364,6 +364,10 @@ static void wrong_descriptions_are_refused(void **state)
              odd_axis = {0, -2, 0, LG_SPLIT_CEIL}, odd_mode = {0, 0, 0, (lg_split_mode)7};
     lg_split twice[] = {ok, {1, 0, 0, LG_SPLIT_CEIL}};
     lg_split pieces[] = {{0, LG_NO_AXIS, 256, LG_SPLIT_CEIL}, {1, LG_NO_AXIS, 257, LG_SPLIT_CEIL}};
+    lg_split halves[9];
+    for (size_t i = 0; i < 9; i++) {
+        halves[i] = (lg_split){0, LG_NO_AXIS, 2, LG_SPLIT_CEIL};
+    }
     struct {
         const char *what;
         lg_layout_desc d;
@@ -390,6 +394,7 @@ static void wrong_descriptions_are_refused(void **state)
         {"mode", {.mesh_ndim = 2, .mesh_sizes = two, .n_splits = 1, .splits = &odd_mode}, LG_ERR_INVALID},
         {"axis twice", {.mesh_ndim = 2, .mesh_sizes = two, .n_splits = 2, .splits = twice}, LG_ERR_INVALID},
         {"pieces", {.n_splits = 2, .splits = pieces}, LG_ERR_LIMIT},
+        {"constants", {.n_splits = 9, .splits = halves}, LG_ERR_LIMIT},
         {"flat and splits",
          {.mesh_ndim = 1, .mesh_sizes = two, .flat_length = 8, .n_splits = 1, .splits = &ok},
          LG_ERR_INVALID},
