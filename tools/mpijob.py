@@ -4,6 +4,7 @@
 Shared by tools/demo and tools/soak; standard library only.
 """
 
+import atexit
 import os
 import shutil
 import signal
@@ -20,6 +21,15 @@ MPIRUN = os.environ.get("MPIRUN", "mpirun")
 TEXT = SOURCE / "examples" / "gpt-c" / "data" / "persuasion.txt"
 
 POLL_SECONDS = 0.002
+
+
+running = set()  # jobs that have not been cleaned up; none outlives the script
+
+
+@atexit.register
+def kill_running():
+    for job in list(running):
+        job.kill()
 
 
 class JobError(Exception):
@@ -121,7 +131,7 @@ class Job:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
             )
-        self.seen = set()
+        running.add(self)
 
     def errors(self):
         return self.err_path.read_text(errors="replace")
@@ -195,7 +205,11 @@ class Job:
         if rank not in pids or self.finished():
             return False
         send(pids[rank], signal.SIGKILL)
-        self.process.wait(60)
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            # Open MPI 4.1's mpirun can wait for ever when a rank dies while it connects
+            return self.kill()
         self.wait_gone(pids.values())
         self.clean()
         return self.process.returncode != 0
@@ -214,5 +228,6 @@ class Job:
             time.sleep(POLL_SECONDS)
 
     def clean(self):
+        running.discard(self)
         for folder in (self.session, self.shared):
             shutil.rmtree(folder, ignore_errors=True)
