@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/mem.h"
-#include "store/store.h"
 #include "core/finite.h"
 #include "core/save.h"
 #include "store/store.h"
