@@ -28,7 +28,7 @@ lg_status lg_checkpoint_global_u64(lg_checkpoint *c, const char *key, uint64_t *
 {
     LG__ERR(err);
     LG__RETURN_IF(out == NULL, err, LG_ERR_INVALID, "global state: give a place for the value");
-    const json_t *v;
+    const json_t *v = NULL;
     LG__TRY(global_value(c, key, &v, err));
     return in_key(key, lg__tagged_get_u64(v, out, err), err);
 }
@@ -37,7 +37,7 @@ lg_status lg_checkpoint_global_i64(lg_checkpoint *c, const char *key, int64_t *o
 {
     LG__ERR(err);
     LG__RETURN_IF(out == NULL, err, LG_ERR_INVALID, "global state: give a place for the value");
-    const json_t *v;
+    const json_t *v = NULL;
     LG__TRY(global_value(c, key, &v, err));
     return in_key(key, lg__tagged_get_i64(v, out, err), err);
 }
@@ -46,7 +46,7 @@ lg_status lg_checkpoint_global_f64(lg_checkpoint *c, const char *key, double *ou
 {
     LG__ERR(err);
     LG__RETURN_IF(out == NULL, err, LG_ERR_INVALID, "global state: give a place for the value");
-    const json_t *v;
+    const json_t *v = NULL;
     LG__TRY(global_value(c, key, &v, err));
     return in_key(key, lg__tagged_get_f64(v, out, err), err);
 }
@@ -55,7 +55,7 @@ lg_status lg_checkpoint_global_str(lg_checkpoint *c, const char *key, const char
 {
     LG__ERR(err);
     LG__RETURN_IF(out == NULL, err, LG_ERR_INVALID, "global state: give a place for the value");
-    const json_t *v;
+    const json_t *v = NULL;
     LG__TRY(global_value(c, key, &v, err));
     LG__RETURN_IF(!json_is_string(v), err, LG_ERR_MISMATCH, "global state \"%.200s\" is no string", key);
     LG__RETURN_IF(json_string_length(v) != strlen(json_string_value(v)), err, LG_ERR_MISMATCH,
@@ -97,7 +97,7 @@ lg_status lg_checkpoint_global_bytes(lg_checkpoint *c, const char *key, const vo
 {
     LG__ERR(err);
     LG__RETURN_IF(data == NULL || bytes == NULL, err, LG_ERR_INVALID, "global state: give places for bytes and length");
-    const json_t *v;
+    const json_t *v = NULL;
     LG__TRY(global_value(c, key, &v, err));
     const lg__handed_out *kept = find_value(c, key, false);
     if (kept == NULL) {
@@ -119,7 +119,7 @@ lg_status lg_checkpoint_global_json(lg_checkpoint *c, const char *key, const cha
 {
     LG__ERR(err);
     LG__RETURN_IF(out == NULL, err, LG_ERR_INVALID, "global state: give a place for the value");
-    const json_t *v;
+    const json_t *v = NULL;
     LG__TRY(global_value(c, key, &v, err));
     const lg__handed_out *kept = find_value(c, key, true);
     if (kept == NULL) {
