@@ -327,6 +327,22 @@ static void json_that_is_not_strict_is_refused(void **state)
     }
     lg_error err = LG_ERROR_INIT;
     assert_int_equal(parse("{}\0", 3, &err), LG_ERR_FORMAT);
+    assert_int_equal(parse("[2\0]", 4, &err), LG_ERR_FORMAT);
+    assert_int_equal(parse("[true\0]", 7, &err), LG_ERR_FORMAT);
+    assert_int_equal(parse("[1.5\0,2]", 8, &err), LG_ERR_FORMAT);
+    assert_int_equal(parse("\"a\0b\"", 5, &err), LG_ERR_FORMAT);
+    assert_int_equal(parse("2\0", 2, &err), LG_ERR_FORMAT);
+}
+
+static void messages_about_json_are_valid_utf8_whatever_the_text_was(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {"\"\xc3\"", "\"\xc3\xa9\xc3\"", "[\xc3]", "\"ab\xe2\x82", "\xff"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        lg_error err = LG_ERROR_INIT;
+        assert_int_equal(parse(bad[i], strlen(bad[i]), &err), LG_ERR_FORMAT);
+        assert_true(lg__utf8_valid(err.message, strlen(err.message)));
+    }
 }
 
 static void strict_json_of_every_kind_is_read(void **state)
@@ -526,10 +542,11 @@ static void paths_that_could_leave_the_root_are_refused(void **state)
 static void names_from_files_are_shown_without_control_bytes_and_cut_at_characters(void **state)
 {
     (void)state;
-    char out[16];
+    char out[24];
     assert_string_equal(lg__printable("plain", out, sizeof out), "plain");
     assert_string_equal(lg__printable("a\x1b[2J\n", out, 12), "a\\x1b[2J…");
     assert_string_equal(lg__printable("é\x7f", out, sizeof out), "é\\x7f");
+    assert_string_equal(lg__printable("a\xff\xc3(\xe2\x82", out, 24), "a\\xff\\xc3(\\xe2\\x82");
     for (size_t pad = 0; pad < 6; pad++) {
         char text[64] = "";
         memset(text, 'x', pad);
@@ -619,6 +636,7 @@ int main(void)
         TEST(random_bytes_differ_and_time_does_not_run_backwards),
         {"K13: JSON that is not strict is refused, duplicate keys too", json_that_is_not_strict_is_refused, NULL, NULL,
          NULL},
+        TEST(messages_about_json_are_valid_utf8_whatever_the_text_was),
         TEST(strict_json_of_every_kind_is_read),
         {"K15: JSON nested deeper than 64 is refused before recursion",
          json_nested_deeper_than_64_is_refused_before_recursion, NULL, NULL, NULL},

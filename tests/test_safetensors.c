@@ -311,13 +311,23 @@ static void headers_beyond_the_vectors_are_judged_as_the_reference_does(void **s
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         refuse(bad[i].header, 8, LG_ERR_FORMAT, bad[i].words);
     }
-    /* NUL padding is no padding. */
+    /* NUL padding is no padding, nor may one hide behind a number. */
     lg_error err = LG_ERROR_INIT;
     lg__st_header *h = NULL;
     size_t bytes;
-    uint8_t *file = make_file("{}\0\0\0\0\0\0", 8, 0, &bytes);
-    assert_int_equal(open_bytes(file, bytes, &h, &err), LG_ERR_FORMAT);
-    free(file);
+    static const struct {
+        const char *header;
+        size_t bytes, data;
+    } with_nul[] = {{"{}\0\0\0\0\0\0", 8, 0},
+                    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2\0],\"data_offsets\":[0,2]}}", 53, 2},
+                    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2\0]}}", 53, 2},
+                    {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2],\"x\":1\0}}", 59, 2}};
+    for (size_t i = 0; i < sizeof with_nul / sizeof with_nul[0]; i++) {
+        uint8_t *file = make_file(with_nul[i].header, with_nul[i].bytes, with_nul[i].data, &bytes);
+        assert_int_equal(file[7 + with_nul[i].bytes], i == 0 ? 0 : '}');
+        assert_int_equal(open_bytes(file, bytes, &h, &err), LG_ERR_FORMAT);
+        free(file);
+    }
 }
 
 static void a_duplicate_key_is_named(void **state)

@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "format/tagged.h"
+#include "vectors.h"
 
 #include <float.h>
 #include <math.h>
@@ -322,6 +323,39 @@ static void each_tag_is_accepted_in_its_form(void **state)
     }
 }
 
+/* The lines of the fenced block in the specification. */
+static void the_examples_of_the_specification_are_valid(void **state)
+{
+    (void)state;
+    vector_file page = vectors_read("../../docs/format-shards.md");
+    char *block = strstr((char *)page.data, "```json\n");
+    assert_non_null(block);
+    block += strlen("```json\n");
+    *strstr(block, "```") = '\0';
+    static const char *const tags[] = {"$int",     "$float",   "$bytes",  "$tuple",   "$set",   "$frozenset",
+                                       "$dict",    "$ordered", "$deque",  "$counter", "$numpy", "$defaultdict",
+                                       "$complex", "$dtype",   "$device", "$tensor"};
+    for (size_t i = 0; i < sizeof tags / sizeof tags[0]; i++) {
+        char quoted[32];
+        snprintf(quoted, sizeof quoted, "{\"%s\": ", tags[i]);
+        if (strstr(block, quoted) == NULL) {
+            fail_msg("no example of %s", tags[i]);
+        }
+    }
+    size_t examples = 0;
+    for (char *save = NULL, *line = strtok_r(block, "\n", &save); line != NULL; line = strtok_r(NULL, "\n", &save)) {
+        lg_error err = LG_ERROR_INIT;
+        json_t *v = parse(line);
+        if (lg__tagged_check(v, &err) != LG_OK) {
+            fail_msg("%s: %s", line, err.message);
+        }
+        json_decref(v);
+        examples++;
+    }
+    assert_true(examples >= 25);
+    free(page.data);
+}
+
 static void what_breaks_the_rules_is_refused(void **state)
 {
     (void)state;
@@ -541,6 +575,7 @@ int main(void)
         TEST(byte_strings_of_every_length_come_back),
         TEST(values_are_null_when_memory_is_out),
         NAMED("K22: each tag is accepted in its form, NumPy scalars too", each_tag_is_accepted_in_its_form),
+        TEST(the_examples_of_the_specification_are_valid),
         NAMED("K22: what breaks the rules of tagged JSON is refused", what_breaks_the_rules_is_refused),
         TEST(an_error_leads_to_the_value),
         NAMED("K15: nesting is bounded below that of a manifest", nesting_is_bounded_below_that_of_a_manifest),

@@ -4,8 +4,8 @@
 #include "fatal.h"
 
 #include <inttypes.h>
+#include <lastgood/backend.h> /* lg_error_set */
 #include <lastgood/mpi.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,12 +26,15 @@ static const char *const HEAD = "lm_head.weight"; /* the output head's name, tie
 /* Ends the job after a collective call failed. All ranks have the same error,
  * so one speaks and the others wait to be stopped, unless it is the link
  * between them that broke. */
-static _Noreturn void stop(const checkpoint *c, const char *doing, const lg_error *err)
+static _Noreturn void stop(const checkpoint *c, const lg_error *err)
 {
     bool alone = err->status == LG_ERR_COMM || err->status == LG_ERR_TIMEOUT || err->status == LG_ERR_PEER;
     if (c->train->reducer->rank != 0 && !alone)
         MPI_Barrier(c->train->reducer->comm);
-    fatal("%s: %s (%s)", doing, err->message, lg_status_name(err->status));
+    fprintf(stderr, "gpt-c: error: %s (%s)\n", err->message, lg_status_name(err->status));
+    fflush(NULL);
+    MPI_Abort(c->train->reducer->comm, 1);
+    exit(1);
 }
 
 /* Ends the job after a call of this rank alone failed. */
@@ -65,7 +68,7 @@ checkpoint *checkpoint_open(train *t)
     o.flags = t->options.new_run ? LG_SESSION_NEW_RUN : 0;
     o.check_replicas = 10;
     if (lg_session_open(t->options.root, &o, &c->session, &err) != LG_OK)
-        stop(c, t->options.root, &err);
+        stop(c, &err);
     return c;
 }
 
@@ -75,7 +78,7 @@ void checkpoint_close(checkpoint *c)
         return;
     lg_error err = LG_ERROR_INIT;
     if (lg_session_close(c->session, &err) != LG_OK)
-        stop(c, "closing", &err);
+        stop(c, &err);
     lg_layout_free(c->replicated);
     lg_layout_free(c->flat);
     lg_comm_free(c->comm);
@@ -169,17 +172,6 @@ static lg_status load_tensors(const checkpoint *c, lg_load *load, lg_error *err)
 
 /* --------------------------------------------------------------------- state */
 
-static lg_status refuse(lg_error *err, lg_status status, const char *format, ...) GPT_PRINTF(3, 4);
-static lg_status refuse(lg_error *err, lg_status status, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    vsnprintf(err->message, sizeof err->message, format, args);
-    va_end(args);
-    err->status = status;
-    return status;
-}
-
 static void save_hyper(const hyper *h, lg_save *save)
 {
     lg_error err = LG_ERROR_INIT;
@@ -203,14 +195,15 @@ static lg_status check_hyper(const hyper *h, lg_checkpoint *from, lg_error *err)
             double saved, mine = *(const double *)value;
             status = lg_checkpoint_global_f64(from, f->key, &saved, err);
             if (status == LG_OK && memcmp(&saved, &mine, sizeof saved) != 0)
-                return refuse(err, LG_ERR_MISMATCH, "--%s is %.17g here and %.17g in the checkpoint (%s)", f->option,
-                              mine, saved, f->key);
+                return lg_error_set(err, LG_ERR_MISMATCH, "--%s is %.15g here and %.15g in the checkpoint (%s)",
+                                    f->option, mine, saved, f->key);
         } else {
             uint64_t saved, mine = *(const uint64_t *)value;
             status = lg_checkpoint_global_u64(from, f->key, &saved, err);
             if (status == LG_OK && saved != mine)
-                return refuse(err, LG_ERR_MISMATCH, "--%s is %" PRIu64 " here and %" PRIu64 " in the checkpoint (%s)",
-                              f->option, mine, saved, f->key);
+                return lg_error_set(err, LG_ERR_MISMATCH,
+                                    "--%s is %" PRIu64 " here and %" PRIu64 " in the checkpoint (%s)", f->option, mine,
+                                    saved, f->key);
         }
         if (status != LG_OK)
             return status;
@@ -225,9 +218,9 @@ static lg_status check_data(const data *d, lg_checkpoint *from, lg_error *err)
     if (status == LG_OK)
         status = lg_checkpoint_global_u64(from, "data.fnv1a64", &fingerprint, err);
     if (status == LG_OK && (bytes != d->size || fingerprint != d->fingerprint))
-        return refuse(err, LG_ERR_MISMATCH,
-                      "--data is another text than the one of the checkpoint (%zu bytes, then %" PRIu64 ")", d->size,
-                      bytes);
+        return lg_error_set(err, LG_ERR_MISMATCH,
+                            "--data is another text than the checkpoint's (%zu bytes here, %" PRIu64 " there)", d->size,
+                            bytes);
     return status;
 }
 
@@ -353,7 +346,7 @@ bool checkpoint_resume(checkpoint *c)
     if (status == LG_ERR_NO_GOOD && r && speaks)
         report_skipped(r);
     if (status != LG_OK)
-        stop(c, "resume", &err);
+        stop(c, &err);
 
     load_state(c, r->checkpoint);
     if (t->step != r->step)
@@ -363,8 +356,9 @@ bool checkpoint_resume(checkpoint *c)
     c->newest_step = r->step;
     if (speaks) {
         report_skipped(r);
-        fprintf(stderr, "gpt-c: resumed step %" PRIu64 " (%s, saved by %" PRIu32 " ranks%s) on %d ranks\n", r->step,
-                r->folder, r->saved_world, r->verified ? "" : ", not verified", t->reducer->size);
+        fprintf(stderr, "gpt-c: resumed step %" PRIu64 " (%s, saved by %" PRIu32 " rank%s%s) on %d rank%s\n", r->step,
+                r->folder, r->saved_world, r->saved_world == 1 ? "" : "s", r->verified ? "" : ", not verified",
+                t->reducer->size, t->reducer->size == 1 ? "" : "s");
         fflush(stderr);
     }
     lg_resume_result_free(r);
@@ -396,7 +390,7 @@ void checkpoint_save(checkpoint *c)
     save_state(c, save);
     lg_save_info info;
     if (lg_save_commit(save, &info, &err) != LG_OK)
-        stop(c, "save", &err);
+        stop(c, &err);
     c->has_step = true;
     c->newest_step = t->step;
     t->clock.save_seconds += clock_now() - started;

@@ -456,7 +456,7 @@ LG_API lg_status lg_save_attach(lg_save *save, const char *file_name, const void
 typedef struct lg_save_info {
     uint64_t step;
     lg_generation generation;
-    char folder[64];
+    char folder[72];
     uint64_t bytes_written; /* by this rank */
     uint64_t bytes_total;   /* by all ranks */
     int skipped;            /* LG_SAVE_IF_NEW found it committed */
@@ -500,7 +500,7 @@ typedef struct lg_resume_options {
 typedef struct lg_skipped {
     uint64_t step;
     lg_generation generation;
-    char folder[64];
+    char folder[72];
     lg_status status;
     char reason[512];
 } lg_skipped;
@@ -508,7 +508,7 @@ typedef struct lg_skipped {
 typedef struct lg_resume_result {
     uint64_t step;
     lg_generation generation;
-    char folder[64];
+    char folder[72];
     char run_id[LG_RUN_ID_TEXT];
     uint32_t saved_world; /* ranks that saved it */
     int verified;
@@ -712,7 +712,7 @@ LG_API void lg_checkpoint_close(lg_checkpoint *c);
 typedef struct lg_checkpoint_info {
     uint64_t step;
     lg_generation generation;
-    char folder[64]; /* name of the step folder where it is known, else "" */
+    char folder[72]; /* name of the step folder where it is known, else "" */
     char run_id[LG_RUN_ID_TEXT];
     char attempt[33];
     char manifest_sha256[LG_DIGEST_TEXT];

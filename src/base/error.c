@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/error.h"
 
+#include "base/json.h"
+
 #include <errno.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -163,29 +165,33 @@ void lg__text_copy(char *out, size_t out_bytes, const char *text)
     out[n] = '\0';
 }
 
+/* Bytes of the UTF-8 character at s, 0 if there is none. */
+static size_t character(const char *s)
+{
+    unsigned char c = (unsigned char)*s;
+    size_t n = c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+    return strnlen(s, n) == n && lg__utf8_valid(s, n) ? n : 0;
+}
+
 const char *lg__printable(const char *s, char *out, size_t out_bytes)
 {
     size_t n = 0;
-    for (; *s != '\0'; s++) {
+    while (*s != '\0') {
         unsigned char c = (unsigned char)*s;
-        bool control = c < 0x20 || c == 0x7F;
-        size_t need = control ? 4 : 1;
-        if (n + need + 4 > out_bytes) {
-            while (n > 0 && ((unsigned char)out[n - 1] & 0xC0) == 0x80) {
-                n--;
-            }
-            if (n > 0 && ((unsigned char)out[n - 1] & 0xC0) == 0xC0) {
-                n--;
-            }
+        size_t bytes = character(s);
+        bool raw = bytes > 0 && c >= 0x20 && c != 0x7F;
+        size_t need = raw ? bytes : 4;
+        if (n + need + sizeof "…" > out_bytes) {
             memcpy(out + n, "…", sizeof "…");
             return out;
         }
-        if (control) {
-            snprintf(out + n, out_bytes - n, "\\x%02x", c);
+        if (raw) {
+            memcpy(out + n, s, bytes);
         } else {
-            out[n] = (char)c;
+            snprintf(out + n, out_bytes - n, "\\x%02x", c);
         }
         n += need;
+        s += raw ? bytes : 1;
     }
     out[n] = '\0';
     return out;

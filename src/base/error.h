@@ -32,8 +32,9 @@ lg_error *lg__error_begin(lg_error *err, lg_error *local); /* also clears it */
         }                                                      \
     } while (0)
 
-/* Copies text into a message buffer with control bytes shown as \xNN, cut at
- * a character's edge with "…" when too long. For names out of files. */
+/* Copies text into a message buffer with control bytes, and bytes that are no
+ * UTF-8, shown as \xNN, cut at a character's edge with "…" when too long. For
+ * names out of files. out_bytes is 4 or more. */
 const char *lg__printable(const char *s, char *out, size_t out_bytes);
 
 /* Copies text into a fixed field, cut at a character's edge if it is too long. */

@@ -38,13 +38,16 @@ lg_status lg__json_parse(const char *text, size_t bytes, json_t **out, lg_error 
 {
     LG__RETURN_IF(too_deep(text, bytes), err, LG_ERR_FORMAT, "invalid JSON: nested more than %d deep",
                   LG__JSON_MAX_DEPTH);
+    /* jansson drops a NUL behind a number or word; no JSON text has one. */
+    const char *nul = bytes > 0 ? memchr(text, '\0', bytes) : NULL;
+    LG__RETURN_IF(nul != NULL, err, LG_ERR_FORMAT, "invalid JSON at byte %zu: a NUL", (size_t)(nul - text));
     json_error_t why;
     json_t *value = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &why);
     if (value == NULL) {
         if (json_error_code(&why) == json_error_out_of_memory) {
             return lg__nomem(err);
         }
-        char shown[sizeof why.text + 8];
+        char shown[2 * sizeof why.text];
         return lg_error_set(err, LG_ERR_FORMAT, "invalid JSON at byte %d: %s", why.position,
                             lg__printable(why.text, shown, sizeof shown));
     }

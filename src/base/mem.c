@@ -27,7 +27,14 @@ static bool must_fail(void)
 
 void *lg__malloc(size_t bytes) { return must_fail() ? NULL : malloc(bytes ? bytes : 1); }
 
-void *lg__calloc(size_t n, size_t bytes) { return must_fail() ? NULL : calloc(n ? n : 1, bytes ? bytes : 1); }
+void *lg__calloc(size_t n, size_t bytes)
+{
+    /* Sanitizers end the program at an overflow instead of returning NULL. */
+    if (must_fail() || (bytes != 0 && n > SIZE_MAX / bytes)) {
+        return NULL;
+    }
+    return calloc(n ? n : 1, bytes ? bytes : 1);
+}
 
 void *lg__realloc(void *p, size_t bytes) { return must_fail() ? NULL : realloc(p, bytes ? bytes : 1); }
 
@@ -68,6 +75,8 @@ lg_status lg__nomem(lg_error *err) { return lg_error_set(err, LG_ERR_NOMEM, "out
 
 /* ------------------------------------------------------------------- arena */
 
+/* Chunks grow: many arenas hold little (a report of one rank), some a lot. */
+#define FIRST_CHUNK_BYTES ((size_t)2 * 1024)
 #define CHUNK_BYTES ((size_t)64 * 1024)
 #define ALIGNMENT ((size_t)16)
 
@@ -104,7 +113,8 @@ void *lg__arena_alloc(lg__arena *a, size_t bytes)
     size_t need = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     chunk *c = a->head;
     if (c == NULL || c->cap - c->used < need) {
-        size_t cap = need > CHUNK_BYTES / 4 ? need : CHUNK_BYTES;
+        size_t usual = c == NULL ? FIRST_CHUNK_BYTES : c->cap < CHUNK_BYTES / 2 ? c->cap * 2 : CHUNK_BYTES;
+        size_t cap = need > usual / 4 ? need : usual;
         chunk *fresh = lg__calloc(1, sizeof(chunk) + cap);
         if (fresh == NULL) {
             return NULL;

@@ -49,7 +49,7 @@ static size_t dissimilarity(const char *a, const char *b)
     if (difference > 0 && strcmp(longer + difference, shorter) == 0 && longer[difference - 1] == '.') {
         return 0;
     }
-    size_t limit = (n < m ? n : m) / 4;
+    size_t limit = ((n < m ? n : m) + 1) / 3;
     limit = limit > 4 ? 4 : limit;
     if (n > SIMILAR_MAX || m > SIMILAR_MAX || difference > limit) {
         return SIZE_MAX;

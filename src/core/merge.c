@@ -329,25 +329,29 @@ static lg_status add_tensors(merge *g, lg_error *err)
 
 /* ------------------------------------------------------------------ aliases */
 
+static bool is_alias(const merge *g, const char *name)
+{
+    size_t lo = 0, hi = g->n_ties;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        if (strcmp(g->ties[mid].a->alias, name) < 0) {
+            lo = mid + 1;
+        } else {
+            hi = mid;
+        }
+    }
+    return lo < g->n_ties && strcmp(g->ties[lo].a->alias, name) == 0;
+}
+
 static lg_status check_tie(const merge *g, const tied *tie, lg_error *err)
 {
     const lg__report_alias *a = tie->a;
-    size_t n_named, n_alias, at = 0;
+    size_t n_named, n_alias;
+    LG__RETURN_IF(is_alias(g, a->name), err, LG_ERR_CONFLICT,
+                  "alias \"%s\" on rank %" PRIu32 ": \"%s\" is an alias too", a->alias, tie->rank, a->name);
     const named *of = find_rows(g, a->name, &n_named), *stored = find_rows(g, a->alias, &n_alias);
     LG__RETURN_IF(of == NULL, err, LG_ERR_CONFLICT, "alias \"%s\" on rank %" PRIu32 ": there is no tensor \"%s\"",
                   a->alias, tie->rank, a->name);
-    tied key = {.a = &(lg__report_alias){.alias = a->name}};
-    for (size_t lo = 0, hi = g->n_ties; lo < hi;) { /* is the name an alias itself? */
-        at = lo + (hi - lo) / 2;
-        int c = strcmp(g->ties[at].a->alias, key.a->alias);
-        LG__RETURN_IF(c == 0, err, LG_ERR_CONFLICT, "alias \"%s\" on rank %" PRIu32 ": \"%s\" is an alias too",
-                      a->alias, tie->rank, a->name);
-        if (c < 0) {
-            lo = at + 1;
-        } else {
-            hi = at;
-        }
-    }
     LG__RETURN_IF(a->stored && stored == NULL, err, LG_ERR_CONFLICT,
                   "alias \"%s\" on rank %" PRIu32 " is said to be stored, but no rank has it", a->alias, tie->rank);
     LG__RETURN_IF(!a->stored && stored != NULL, err, LG_ERR_CONFLICT,

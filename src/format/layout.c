@@ -258,8 +258,8 @@ static lg_status set_splits(lg_layout *l, const lg_layout_desc *d, lg_error *err
     LG__RETURN_IF(d->n_splits > LG_MAX_SPLITS, err, LG_ERR_LIMIT, "%" PRIu32 " splits, at most %d are possible",
                   d->n_splits, LG_MAX_SPLITS);
     LG__RETURN_IF(d->n_splits > 0 && d->splits == NULL, err, LG_ERR_INVALID, "n_splits without splits");
-    uint32_t used = 0;
-    uint64_t constant = 1;
+    uint32_t used = 0, constants = 0;
+    uint64_t pieces = 1;
     for (uint32_t s = 0; s < d->n_splits; s++) {
         lg_split split = d->splits[s];
         LG__RETURN_IF(split.dim >= LG_MAX_NDIM, err, LG_ERR_INVALID, "split %" PRIu32 " cuts dimension %" PRIu32, s,
@@ -268,9 +268,12 @@ static lg_status set_splits(lg_layout *l, const lg_layout_desc *d, lg_error *err
                       "split %" PRIu32 " has an unknown mode", s);
         if (split.axis == LG_NO_AXIS) {
             LG__RETURN_IF(split.pieces == 0, err, LG_ERR_INVALID, "split %" PRIu32 " makes no pieces", s);
-            constant *= split.pieces;
-            LG__RETURN_IF(constant > LG__LAYOUT_MAX_PIECES, err, LG_ERR_LIMIT,
+            pieces *= split.pieces;
+            LG__RETURN_IF(pieces > LG__LAYOUT_MAX_PIECES, err, LG_ERR_LIMIT,
                           "splits that leave more than %d pieces on a rank", LG__LAYOUT_MAX_PIECES);
+            constants += split.pieces > 1;
+            LG__RETURN_IF(constants > LG__LAYOUT_MAX_CONSTANTS, err, LG_ERR_LIMIT, "more than %d splits by a constant",
+                          LG__LAYOUT_MAX_CONSTANTS);
         } else {
             LG__RETURN_IF(split.axis < 0 || (uint32_t)split.axis >= l->mesh_ndim, err, LG_ERR_INVALID,
                           "split %" PRIu32 " is by mesh axis %" PRId32 " of %" PRIu32, s, split.axis, l->mesh_ndim);
@@ -495,7 +498,8 @@ lg_status lg__layout_check_shape(const lg_layout *layout, const lg__tensor_desc 
     return check_shape(layout, t, elements, err) == LG_OK ? LG_OK : wrap_name(t, err);
 }
 
-/* Whether all cuts of n elements, n a multiple of `grain`, are multiples of it. */
+/* Whether all cuts of n elements, and where there is one n itself, are multiples
+ * of `grain`. */
 static bool cuts_fit(const lg__level *l, uint32_t n_levels, uint64_t n, uint64_t grain)
 {
     if (n_levels == 0 || n == 0) {
@@ -574,8 +578,8 @@ static lg_status check_bytes(const lg_layout *layout, const lg__tensor_desc *t, 
         }
         if (cut) {
             uint64_t grain = 8 / ((unit & -unit) < 8 ? unit & -unit : 8);
-            LG__RETURN_IF((d > 0 && t->shape[d] % grain != 0) || !cuts_fit(levels, n, t->shape[d], grain), err,
-                          LG_ERR_INVALID, "the layout would cut inside a byte of dtype %s in dimension %" PRIu32,
+            LG__RETURN_IF(!cuts_fit(levels, n, t->shape[d], grain), err, LG_ERR_INVALID,
+                          "the layout would cut inside a byte of dtype %s in dimension %" PRIu32,
                           lg_dtype_name(t->dtype), d);
             return LG_OK;
         }

@@ -42,9 +42,9 @@ struct lg_layout {
     int32_t flat_axis;
     /* replicas: the axes used by no split */
     uint32_t holders;    /* R: product of the replica axes' sizes */
-    uint32_t writers;    /* w; 0 = not resolved */
+    uint32_t writers;    /* w; while text is NULL what the caller asked for, 0 = any */
     uint32_t writer_dim; /* split, writers > 1: the dimension that is cut */
-    /* resolved layouts only */
+    /* resolved layouts only, else NULL */
     char *text; /* canonical JSON, NUL-terminated */
     size_t text_bytes;
     uint8_t id[LG__LAYOUT_ID_BYTES]; /* SHA-256 of text */

@@ -10,6 +10,9 @@
 #define LG__LAYOUT_MAX_RANKS 1000000
 /* Product of all constant pieces: how many boxes of one tensor a rank may have. */
 #define LG__LAYOUT_MAX_PIECES 65536
+/* Constant splits of more than one piece: counting what comes before a box
+ * doubles its work with each. */
+#define LG__LAYOUT_MAX_CONSTANTS 8
 #define LG__LAYOUT_MAX_TEXT ((size_t)16 << 20)
 
 typedef struct lg__range {

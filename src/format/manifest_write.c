@@ -206,6 +206,10 @@ lg_status lg__manifest_encode(lg__manifest *m, lg__buf *out, lg_error *err)
     }
     if (st == LG_OK) {
         st = lg__sha256_of(out->data + start, out->len - start, digest, err);
+        if (st != LG_OK) {
+            out->len = start;
+            out->data[start] = '\0';
+        }
     }
     lg__buf_free(&body);
     LG__TRY(st);

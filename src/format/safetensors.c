@@ -192,7 +192,9 @@ static lg_status read_string(lg__arena *arena, slice text, const char *what, boo
     json_t *json = NULL;
     if (!plain_string(text, &found)) {
         LG__RETURN_IF(text.n == 0 || text.at[0] != '"', err, LG_ERR_FORMAT, "%s is not a string", what);
-        LG__TRY(lg__json_parse(text.at, text.n, &json, err));
+        if (lg__json_parse(text.at, text.n, &json, err) != LG_OK) {
+            return lg_error_wrap(err, "%s", what);
+        }
         found = (slice){json_string_value(json), json_string_length(json)};
     }
     lg_status status = LG_OK;

@@ -71,12 +71,6 @@ lg_status lg__sealed_json_parse(const char *bytes, size_t n, json_t **out, lg_er
     }
     size_t end = n - (bytes[n - 1] == '\n');
     LG__RETURN_IF(bytes[end - 1] != '}', err, LG_ERR_FORMAT, "bytes behind the closing brace: %zu bytes are there", n);
-    json_t *json = NULL;
-    LG__TRY(lg__json_parse(bytes, end, &json, err));
-    if (!json_is_object(json)) {
-        json_decref(json);
-        return lg_error_set(err, LG_ERR_FORMAT, "not a JSON object");
-    }
-    *out = json;
-    return LG_OK;
+    /* It begins with a brace, so it can be nothing but an object. */
+    return lg__json_parse(bytes, end, out, err);
 }

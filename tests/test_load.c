@@ -1,0 +1,1182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "core/checkpoint.h"
+#include "support/build.h"
+#include "support/check.h"
+#include "support/fault_store.h"
+#include "support/sample.h"
+#include "support/temp_dir.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static lg_target target_of(const build_tensor *t, void *data)
+{
+    lg_target target = LG_TARGET_INIT;
+    target.name = t->name;
+    target.dtype = t->dtype;
+    target.ndim = t->ndim;
+    target.shape = t->shape;
+    target.data = data;
+    return target;
+}
+
+static lg_status load_some(lg_checkpoint *c, const lg_target *targets, size_t n, uint32_t flags, lg_error *err)
+{
+    lg_load *load = NULL;
+    lg_status st = lg_load_begin(c, flags, &load, err);
+    for (size_t i = 0; i < n && st == LG_OK; i++) {
+        st = lg_load_tensor(load, &targets[i], err);
+    }
+    if (st == LG_OK) {
+        st = lg_load_run(load, err);
+    }
+    lg_load_free(load);
+    return st;
+}
+
+/* ----------------------------------------------------------------- values */
+
+static void test_whole(void **state)
+{
+    (void)state;
+    lg_error err = LG_ERROR_INIT;
+    for (int kind = SAMPLE_MEMORY; kind <= SAMPLE_POSIX; kind++) {
+        size_t descriptors = open_descriptors();
+        sample *s = sample_make(kind);
+        for (uint32_t flags = 0; flags <= LG_LOAD_UNVERIFIED; flags++) {
+            const char *wrong = sample_open_wrong(s, flags, &err);
+            if (wrong != NULL) {
+                fail_msg("%s: %s", wrong, err.message);
+            }
+        }
+        sample_free(s);
+        assert_int_equal(open_descriptors(), descriptors);
+    }
+}
+
+/* A region into memory with any strides: row-major with gaps, dimensions
+ * reversed in order or in direction. */
+static void load_region_strided(const sample *s, const build_tensor *t, const lg__region *r, uint64_t *seed)
+{
+    lg_error err = LG_ERROR_INIT;
+    size_t bytes = build_bytes(t->dtype, t->ndim, r->size), element = lg_dtype_bits(t->dtype) / 8;
+    char *expected = malloc(bytes + 1);
+    build_extract(t->dtype, t->ndim, t->shape, t->data, r, expected);
+    int64_t strides[2] = {0, 0};
+    uint64_t how = build_random(seed) % 8, gap = how & 4 ? element * 3 : 0;
+    uint32_t inner = how & 1 ? 0 : 1, outer = 1 - inner;
+    strides[inner] = (int64_t)(element + gap);
+    strides[outer] = (int64_t)(r->size[inner] * (element + gap) + gap);
+    size_t room = (size_t)(r->size[outer] * (uint64_t)strides[outer] + 64);
+    char *memory = malloc(room);
+    memset(memory, 0x5a, room);
+    char *first = memory;
+    if (how & 2) { /* backwards in one dimension */
+        first += strides[outer] * (int64_t)(r->size[outer] - 1);
+        strides[outer] = -strides[outer];
+    }
+    lg_target target = target_of(t, first);
+    target.offset = r->offset;
+    target.extent = r->size;
+    target.strides = strides;
+    OK(load_some(s->c, &target, 1, 0, &err));
+    size_t touched = 0;
+    for (uint64_t i = 0; i < r->size[0]; i++) {
+        for (uint64_t j = 0; j < r->size[1]; j++) {
+            char *at = first + (int64_t)i * strides[0] + (int64_t)j * strides[1];
+            assert_memory_equal(at, expected + (i * r->size[1] + j) * element, element);
+            memset(at, 0x5a, element);
+            touched++;
+        }
+    }
+    for (size_t i = 0; i < room; i++) {
+        if (memory[i] != 0x5a) {
+            fail_msg("%s: byte %zu outside of the region was written", t->name, i);
+        }
+    }
+    assert_int_equal(touched, r->size[0] * r->size[1]);
+    free(memory);
+    free(expected);
+}
+
+static void test_regions(void **state)
+{
+    (void)state;
+    sample *s = sample_make(SAMPLE_MEMORY);
+    lg_error err = LG_ERROR_INIT;
+    uint64_t seed = 4711;
+    for (int round = 0; round < 400; round++) {
+        const build_tensor *t = &s->tensors[build_random(&seed) % s->n_tensors];
+        lg__region r = {.ndim = t->ndim};
+        for (uint32_t d = 0; d < t->ndim; d++) {
+            r.offset[d] = build_random(&seed) % (t->shape[d] + 1);
+            r.size[d] = build_random(&seed) % (t->shape[d] - r.offset[d] + 1);
+        }
+        if (t->dtype == LG_F4) {
+            r.offset[1] &= ~UINT64_C(1);
+            r.size[1] &= ~UINT64_C(1);
+        }
+        size_t bytes = build_bytes(t->dtype, t->ndim, r.size);
+        char *expected = malloc(bytes + 1), *got = malloc(bytes + 1);
+        build_extract(t->dtype, t->ndim, t->shape, t->data, &r, expected);
+        lg_target target = target_of(t, got);
+        target.offset = r.offset;
+        target.extent = r.size;
+        lg_status st = load_some(s->c, &target, 1, 0, &err);
+        if (st != LG_OK || memcmp(got, expected, bytes) != 0) {
+            char where[256];
+            fail_msg("seed 4711, round %d: %s %s: %s", round, t->name, lg__region_text(&r, where, sizeof where),
+                     st != LG_OK ? err.message : "wrong values");
+        }
+        if (t->ndim == 2 && t->dtype != LG_F4 && !lg__region_empty(&r)) {
+            load_region_strided(s, t, &r, &seed);
+        }
+        free(expected);
+        free(got);
+    }
+    sample_free(s);
+}
+
+/* K12: one table drives every entry point. */
+static void test_dtypes(void **state)
+{
+    (void)state;
+    lg_error err = LG_ERROR_INIT;
+    static const lg_split rows = {0, 0, 0, LG_SPLIT_CEIL};
+    lg_layout *layout = build_layout(3, 0, 1, &rows, 1);
+    static char names[LG_DTYPE_COUNT][16];
+    static const uint64_t shape[] = {7, 8};
+    build_tensor tensors[LG_DTYPE_COUNT] = {0};
+    uint64_t seed = 5;
+    for (int d = 0; d < LG_DTYPE_COUNT; d++) {
+        build_tensor *t = &tensors[d];
+        snprintf(names[d], sizeof names[d], "t%d", d);
+        t->name = names[d];
+        t->dtype = (lg_dtype)d;
+        t->ndim = 2;
+        memcpy(t->shape, shape, sizeof shape);
+        t->layout = layout;
+        size_t bytes = build_bytes(t->dtype, 2, shape);
+        uint8_t *data = malloc(bytes);
+        for (size_t i = 0; i < bytes; i++) {
+            data[i] = (uint8_t)build_random(&seed);
+        }
+        t->data = data;
+    }
+    lg_store *store;
+    OK(lg_store_open("mem:dtypes", &store, &err));
+    OK(lg__store_make_root(store, &err));
+    char folder[LG__NAME_MAX];
+    build_spec spec = {.world = 3,
+                       .step = 1,
+                       .generation = {1, 1},
+                       .block_bytes = 4096,
+                       .tensors = tensors,
+                       .n_tensors = LG_DTYPE_COUNT};
+    build_checkpoint(store, &spec, folder);
+    lg_checkpoint *c;
+    OK(lg__checkpoint_open_in(store, true, folder, NULL, 0, &c, &err));
+    OK(lg_verify(c, NULL, NULL, &err));
+    for (int d = 0; d < LG_DTYPE_COUNT; d++) {
+        const build_tensor *t = &tensors[d];
+        /* whole; across two files; inside one; columns that fill whole bytes */
+        static const lg__region regions[] = {
+            {2, {0, 0}, {7, 8}}, {2, {2, 0}, {3, 8}}, {2, {4, 0}, {1, 8}}, {2, {1, 4}, {5, 4}}};
+        for (size_t i = 0; i < 4; i++) {
+            size_t bytes = build_bytes(t->dtype, 2, regions[i].size);
+            char *expected = malloc(bytes), *got = malloc(bytes);
+            build_extract(t->dtype, 2, shape, t->data, &regions[i], expected);
+            lg_target target = target_of(t, got);
+            target.offset = regions[i].offset;
+            target.extent = regions[i].size;
+            OK(load_some(c, &target, 1, 0, &err));
+            assert_memory_equal(got, expected, bytes);
+            if (i == 2) {
+                lg_view v;
+                OK(lg_checkpoint_map(c, t->name, regions[i].offset, regions[i].size, 0, &v, &err));
+                assert_int_equal(v.bytes, bytes);
+                assert_memory_equal(v.data, expected, bytes);
+                lg_view_release(&v);
+            }
+            free(expected);
+            free(got);
+        }
+        free((void *)(uintptr_t)t->data);
+    }
+    /* Half a byte is refused, not rounded. */
+    uint64_t odd[] = {0, 1}, one[] = {1, 1};
+    char byte = 0;
+    lg_target target = target_of(&tensors[LG_F4], &byte);
+    target.offset = odd;
+    target.extent = one;
+    FAILS(LG_ERR_UNSUPPORTED, load_some(c, &target, 1, 0, &err));
+    lg_checkpoint_close(c);
+    lg_layout_free(layout);
+    lg_memory_store_drop("dtypes");
+}
+
+/* K12: nothing lies at a multiple of anything. */
+static void test_blocks_cut_elements(void **state)
+{
+    (void)state;
+    lg_error err = LG_ERROR_INIT;
+    build_tensor tensors[2] = {{.name = "a", .dtype = LG_F4, .ndim = 1, .shape = {8190 * 2 + 2}},
+                               {.name = "b", .dtype = LG_F6_E2M3, .ndim = 2, .shape = {2730, 12}}};
+    uint64_t seed = 9;
+    for (size_t i = 0; i < 2; i++) {
+        size_t bytes = build_bytes(tensors[i].dtype, tensors[i].ndim, tensors[i].shape);
+        char *data = malloc(bytes);
+        for (size_t k = 0; k < bytes; k++) {
+            data[k] = (char)build_random(&seed);
+        }
+        tensors[i].data = data;
+    }
+    lg_store *store;
+    OK(lg_store_open("mem:cut", &store, &err));
+    OK(lg__store_make_root(store, &err));
+    char folder[LG__NAME_MAX];
+    build_spec spec = {
+        .world = 1, .step = 1, .generation = {1, 1}, .block_bytes = 4096, .tensors = tensors, .n_tensors = 2};
+    build_checkpoint(store, &spec, folder);
+    lg_checkpoint *c;
+    OK(lg__checkpoint_open_in(store, true, folder, NULL, 0, &c, &err));
+    for (size_t i = 0; i < 2; i++) {
+        size_t bytes = build_bytes(tensors[i].dtype, tensors[i].ndim, tensors[i].shape);
+        char *got = malloc(bytes);
+        lg_load *load;
+        OK(lg_load_begin(c, 0, &load, &err));
+        load->buffer_bytes = 4096; /* one block at a time */
+        lg_target target = target_of(&tensors[i], got);
+        OK(lg_load_tensor(load, &target, &err));
+        OK(lg_load_run(load, &err));
+        assert_int_equal(load->bytes_loaded, bytes);
+        assert_memory_equal(got, tensors[i].data, bytes);
+        lg_load_free(load);
+        free(got);
+        free((void *)(uintptr_t)tensors[i].data);
+    }
+    lg_checkpoint_close(c);
+    lg_memory_store_drop("cut");
+}
+
+/* --------------------------------------------------------------- resharding */
+
+/* The ranges of [0, n) that piece i of p has, by torch's own rules. */
+static void chunk(uint64_t n, uint64_t p, uint64_t i, lg_split_mode mode, uint64_t *begin, uint64_t *end)
+{
+    if (mode == LG_SPLIT_CEIL) {
+        uint64_t c = (n + p - 1) / p;
+        *begin = i * c < n ? i * c : n;
+        *end = *begin + c < n ? *begin + c : n;
+    } else {
+        *begin = i * (n / p) + (i < n % p ? i : n % p);
+        *end = *begin + n / p + (i < n % p);
+    }
+}
+
+typedef struct mesh_case {
+    uint32_t n0, n1;
+    lg_split_mode mode0, mode1;
+    uint32_t dim0, dim1; /* split by axis 0, by axis 1 (when n1 > 0) */
+} mesh_case;
+
+static lg_layout *layout_of(const mesh_case *m, uint32_t writers)
+{
+    lg_split splits[] = {{m->dim0, 0, 0, m->mode0}, {m->dim1, 1, 0, m->mode1}};
+    return build_layout(m->n0, m->n1, m->n1 > 0 ? 2 : 1, splits, writers);
+}
+
+/* What rank r of the mesh holds, worked out by hand. */
+static lg__region part_of(const mesh_case *m, uint32_t r, const uint64_t shape[2])
+{
+    uint32_t c[2] = {m->n1 > 0 ? r / m->n1 : r, m->n1 > 0 ? r % m->n1 : 0};
+    uint64_t begin[2] = {0, 0}, end[2] = {shape[0], shape[1]};
+    uint64_t b, e;
+    chunk(end[m->dim0] - begin[m->dim0], m->n0, c[0], m->mode0, &b, &e);
+    end[m->dim0] = begin[m->dim0] + e;
+    begin[m->dim0] += b;
+    if (m->n1 > 0) {
+        chunk(end[m->dim1] - begin[m->dim1], m->n1, c[1], m->mode1, &b, &e);
+        end[m->dim1] = begin[m->dim1] + e;
+        begin[m->dim1] += b;
+    }
+    return (lg__region){2, {begin[0], begin[1]}, {end[0] - begin[0], end[1] - begin[1]}};
+}
+
+static mesh_case random_mesh(uint64_t *seed)
+{
+    mesh_case m = {.n0 = (uint32_t)(1 + build_random(seed) % 5),
+                   .n1 = (uint32_t)(build_random(seed) % 4),
+                   .mode0 = (lg_split_mode)(build_random(seed) % 2),
+                   .mode1 = (lg_split_mode)(build_random(seed) % 2),
+                   .dim0 = (uint32_t)(build_random(seed) % 2),
+                   .dim1 = (uint32_t)(build_random(seed) % 2)};
+    return m;
+}
+
+static void test_reshard(void **state)
+{
+    (void)state;
+    lg_error err = LG_ERROR_INIT;
+    const uint64_t first_seed = 20261129;
+    uint64_t seed = first_seed;
+    for (int round = 0; round < 120; round++) {
+        mesh_case from = random_mesh(&seed), to = random_mesh(&seed);
+        lg_layout *a = layout_of(&from, 1), *b = layout_of(&to, 0);
+        build_tensor t = {.name = "w", .dtype = LG_I32, .ndim = 2, .layout = a};
+        t.shape[0] = 1 + build_random(&seed) % 40;
+        t.shape[1] = 1 + build_random(&seed) % 40;
+        size_t bytes = build_bytes(t.dtype, 2, t.shape);
+        int32_t *data = malloc(bytes);
+        for (size_t i = 0; i < bytes / 4; i++) {
+            data[i] = (int32_t)i + 1;
+        }
+        t.data = data;
+        lg_store *store;
+        OK(lg_store_open("mem:reshard", &store, &err));
+        OK(lg__store_make_root(store, &err));
+        char folder[LG__NAME_MAX];
+        build_spec spec = {.world = from.n0 * (from.n1 > 0 ? from.n1 : 1),
+                           .step = 1,
+                           .generation = {1, 1},
+                           .block_bytes = 4096,
+                           .tensors = &t,
+                           .n_tensors = 1};
+        build_checkpoint(store, &spec, folder);
+        lg_checkpoint *c;
+        OK(lg__checkpoint_open_in(store, true, folder, NULL, 0, &c, &err));
+        OK(lg_verify(c, NULL, NULL, &err));
+        for (uint32_t r = 0; r < to.n0 * (to.n1 > 0 ? to.n1 : 1); r++) {
+            lg__region part = part_of(&to, r, t.shape);
+            size_t part_bytes = build_bytes(t.dtype, 2, part.size);
+            int32_t *expected = malloc(part_bytes + 1), *got = malloc(part_bytes + 1);
+            build_extract(t.dtype, 2, t.shape, data, &part, expected);
+            lg_target target = target_of(&t, got);
+            target.layout = b;
+            target.rank = r;
+            lg_status st = load_some(c, &target, 1, 0, &err);
+            if (st != LG_OK || memcmp(got, expected, part_bytes) != 0) {
+                fail_msg("seed %llu, round %d, rank %u: %s", (unsigned long long)first_seed, round, r,
+                         st != LG_OK ? err.message : "wrong values");
+            }
+            free(expected);
+            free(got);
+        }
+        lg_checkpoint_close(c);
+        lg_memory_store_drop("reshard");
+        lg_layout_free(a);
+        lg_layout_free(b);
+        free(data);
+    }
+}
+
+/* A fused matrix of three parts, each cut by rows; saved by 3, loaded by 2;
+ * the local part is the thirds' rows one behind the other. */
+static void test_reshard_fused(void **state)
+{
+    (void)state;
+    sample *s = sample_make(SAMPLE_MEMORY);
+    lg_error err = LG_ERROR_INIT;
+    const build_tensor *t = sample_tensor(s, "h.qkv");
+    static const lg_split fused[] = {{0, LG_NO_AXIS, 3, LG_SPLIT_CEIL}, {0, 0, 0, LG_SPLIT_CEIL}};
+    lg_layout *layout = build_layout(2, 0, 2, fused, 0);
+    for (uint32_t r = 0; r < 2; r++) {
+        uint16_t expected[6][50], got[6][50];
+        for (uint64_t third = 0; third < 3; third++) {
+            for (uint64_t row = 0; row < 2; row++) {
+                const uint16_t *whole = t->data;
+                memcpy(expected[third * 2 + row], whole + (third * 4 + r * 2 + row) * 50, 100);
+            }
+        }
+        lg_target target = target_of(t, got);
+        target.layout = layout;
+        target.rank = r;
+        OK(load_some(s->c, &target, 1, 0, &err));
+        assert_memory_equal(got, expected, sizeof got);
+    }
+    lg_layout_free(layout);
+    sample_free(s);
+}
+
+/* A flat buffer of another length on another number of ranks. */
+static void test_reshard_flat(void **state)
+{
+    (void)state;
+    sample *s = sample_make(SAMPLE_MEMORY);
+    lg_error err = LG_ERROR_INIT;
+    const char *const names[] = {"opt.m", "emb.w", "irregular"};
+    for (size_t k = 0; k < 3; k++) {
+        const build_tensor *t = sample_tensor(s, names[k]);
+        for (uint32_t world = 1; world < 8; world += 2) {
+            lg_layout *layout = build_flat(world, 20000, 0);
+            uint64_t elements = t->shape[0] * t->shape[1], part = (20000 + world - 1) / world, seen = 0;
+            size_t element = lg_dtype_bits(t->dtype) / 8;
+            for (uint32_t r = 0; r < world; r++) {
+                /* The tensor lies at 777 in the buffer. */
+                uint64_t begin = r * part, end = begin + part < 20000 ? begin + part : 20000;
+                begin = begin > 777 ? begin - 777 : 0;
+                end = end > 777 ? end - 777 : 0;
+                begin = begin < elements ? begin : elements;
+                end = end < elements ? end : elements;
+                size_t bytes = (size_t)(end - begin) * element;
+                char *got = malloc(bytes + 1);
+                lg_target target = target_of(t, got);
+                target.layout = layout;
+                target.rank = r;
+                target.flat_offset = 777;
+                OK(load_some(s->c, &target, 1, 0, &err));
+                assert_memory_equal(got, (const char *)t->data + begin * element, bytes);
+                seen += end - begin;
+                free(got);
+            }
+            assert_int_equal(seen, elements);
+            lg_layout_free(layout);
+        }
+    }
+    sample_free(s);
+}
+
+static void test_copies(void **state)
+{
+    (void)state;
+    sample *s = sample_make(SAMPLE_MEMORY);
+    lg_error err = LG_ERROR_INIT;
+    const build_tensor *t = sample_tensor(s, "stat");
+    static const struct {
+        uint32_t rank, world, copy;
+    } cases[] = {{0, 0, 0}, {0, 3, 0}, {1, 3, 1}, {2, 3, 2}, {1, 2, 0}, {3, 4, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double got[5];
+        lg_load *load;
+        OK(lg_load_begin(s->c, 0, &load, &err));
+        load->rank = cases[i].rank;
+        load->world = cases[i].world;
+        lg_target target = target_of(t, got);
+        OK(lg_load_tensor(load, &target, &err));
+        OK(lg_load_run(load, &err));
+        assert_memory_equal(got, (const char *)t->data + cases[i].copy * sizeof got, sizeof got);
+        lg_load_free(load);
+    }
+    sample_free(s);
+}
+
+/* ------------------------------------------------------------ what is asked */
+
+static void test_refused_targets(void **state)
+{
+    (void)state;
+    sample *s = sample_make(SAMPLE_MEMORY);
+    lg_error err = LG_ERROR_INIT;
+    const build_tensor *t = sample_tensor(s, "emb.w");
+    static float data[400 * 33];
+    lg_load *load;
+    OK(lg_load_begin(s->c, 0, &load, &err));
+    lg_target target = target_of(t, data);
+    target.dtype = LG_BF16;
+    FAILS(LG_ERR_MISMATCH, lg_load_tensor(load, &target, &err));
+    SAYS("BF16 [400, 33]");
+    SAYS("F32 [400, 33]");
+    SAYS("\"emb.w\"");
+    target = target_of(t, data);
+    uint64_t other[] = {33, 400};
+    target.shape = other;
+    FAILS(LG_ERR_MISMATCH, lg_load_tensor(load, &target, &err));
+    target = target_of(t, data);
+    target.ndim = 1;
+    FAILS(LG_ERR_MISMATCH, lg_load_tensor(load, &target, &err));
+    target.ndim = 33;
+    FAILS(LG_ERR_INVALID, lg_load_tensor(load, &target, &err));
+    target = target_of(t, NULL);
+    FAILS(LG_ERR_INVALID, lg_load_tensor(load, &target, &err));
+    SAYS("no memory");
+    target = target_of(t, data);
+    target.size = 8;
+    FAILS(LG_ERR_INVALID, lg_load_tensor(load, &target, &err));
+    target = target_of(t, data);
+    uint64_t offset[] = {0, UINT64_MAX}, extent[] = {1, 2};
+    target.offset = offset;
+    target.extent = extent;
+    FAILS(LG_ERR_INVALID, lg_load_tensor(load, &target, &err));
+    SAYS("emb.w");
+    target = target_of(t, data);
+    static const lg_split rows = {0, 0, 0, LG_SPLIT_CEIL};
+    lg_layout *layout = build_layout(2, 0, 1, &rows, 0);
+    target.layout = layout;
+    target.rank = 2;
+    FAILS(LG_ERR_INVALID, lg_load_tensor(load, &target, &err));
+    SAYS("no part for rank 2");
+    target.rank = 0;
+    target.offset = offset;
+    target.extent = extent;
+    FAILS(LG_ERR_INVALID, lg_load_tensor(load, &target, &err));
+    target = target_of(t, data);
+    target.name = "module.emb.w";
+    FAILS(LG_ERR_MISSING, lg_load_tensor(load, &target, &err));
+    SAYS("is \"emb.w\" meant?");
+    /* What was refused left nothing behind: the load is as empty as before. */
+    OK(lg_load_run(load, &err));
+    assert_int_equal(load->tensors_loaded, 0);
+    target = target_of(t, data);
+    OK(lg_load_tensor(load, &target, &err));
+    OK(lg_load_run(load, &err));
+    assert_int_equal(load->tensors_loaded, 1);
+    assert_int_equal(load->bytes_loaded, sizeof data);
+    lg_load_free(load);
+    lg_layout_free(layout);
+    FAILS(LG_ERR_INVALID, lg_load_begin(s->c, 8, &load, &err));
+    sample_free(s);
+}
+
+static void test_optional(void **state)
+{
+    (void)state;
+    sample *s = sample_make(SAMPLE_MEMORY);
+    lg_error err = LG_ERROR_INIT;
+    lg_load *load;
+    OK(lg_load_begin(s->c, 0, &load, &err));
+    int64_t kept = 77, count = 0;
+    build_tensor gone = {.name = "gone", .dtype = LG_I64};
+    lg_target target = target_of(&gone, &kept);
+    target.flags = LG_TENSOR_OPTIONAL;
+    OK(lg_load_tensor(load, &target, &err));
+    target = target_of(sample_tensor(s, "count"), &count);
+    target.flags = LG_TENSOR_OPTIONAL;
+    OK(lg_load_tensor(load, &target, &err));
+    OK(lg_load_run(load, &err));
+    assert_int_equal(kept, 77);
+    assert_memory_equal(&count, sample_tensor(s, "count")->data, sizeof count);
+    assert_int_equal(load->n_missing, 1);
+    assert_string_equal(load->missing[0], "gone");
+    /* Optional means that it may be absent, not that it may be another one. */
+    target.dtype = LG_F64;
+    FAILS(LG_ERR_MISMATCH, lg_load_tensor(load, &target, &err));
+    lg_load_free(load);
+    sample_free(s);
+}
+
+/* ------------------------------------------------------- how much is read */
+
+typedef struct counted {
+    sample *s;
+    fault_store *f;
+    lg_checkpoint *c;
+} counted;
+
+static counted count_reads(sample *s)
+{
+    lg_error err = LG_ERROR_INIT;
+    counted k = {.s = s, .f = fault_store_new(s->store)};
+    OK(lg__checkpoint_open_in(fault_store_handle(k.f), false, s->folder, NULL, 0, &k.c, &err));
+    return k;
+}
+
+static void count_end(counted *k)
+{
+    lg_checkpoint_close(k->c);
+    fault_store_free(k->f);
+}
+
+/* Bytes of data (behind the header) read from files whose name contains `file`. */
+static uint64_t data_read(const counted *k, const char *file, uint64_t data_start)
+{
+    size_t n;
+    const fault_event *log = fault_store_log(k->f, &n);
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (log[i].op == FAULT_READ && strstr(log[i].path, file) != NULL && log[i].offset >= data_start) {
+            sum += log[i].bytes;
+        }
+    }
+    return sum;
+}
+
+static lg__shard *shard_with(lg_checkpoint *c, uint32_t rank, const char *key, const lg__st_tensor **entry)
+{
+    lg_error err = LG_ERROR_INIT;
+    lg__rank_files *files;
+    OK(lg__checkpoint_rank(c, rank, &files, &err));
+    for (size_t i = 0; i < files->n_shards; i++) {
+        const lg__st_header *h;
+        OK(lg__checkpoint_header(c, &files->shards[i], true, &h, &err));
+        *entry = lg__st_find(h, key);
+        if (*entry != NULL) {
+            return &files->shards[i];
+        }
+    }
+    fail_msg("no file holds %s", key);
+    return NULL;
+}
+
+static void test_partial_reads(void **state)
+{
+    (void)state;
+    sample *s = sample_make(SAMPLE_MEMORY);
+    lg_error err = LG_ERROR_INIT;
+    counted k = count_reads(s);
+    const build_tensor *t = sample_tensor(s, "emb.w");
+    const lg__st_tensor *entry;
+    lg__shard *shard = shard_with(k.c, 1, "emb.w", &entry);
+    uint64_t start = shard->header->data_start;
+    /* Rows 150..153 of rank 1's 134..267: some hundred bytes. */
+    uint64_t offset[] = {150, 0}, extent[] = {4, 33};
+    float got[4 * 33];
+    lg_target target = target_of(t, got);
+    target.offset = offset;
+    target.extent = extent;
+    fault_store_log_clear(k.f);
+    OK(load_some(k.c, &target, 1, 0, &err));
+    uint64_t begin = entry->begin + 16 * 33 * 4, end = begin + sizeof got;
+    uint64_t blocks = (end + SAMPLE_BLOCK - 1) / SAMPLE_BLOCK - begin / SAMPLE_BLOCK;
+    assert_int_equal(data_read(&k, "shard-00002-model-00001", start), blocks * SAMPLE_BLOCK);
+    assert_int_equal(data_read(&k, "shard-", 4096), blocks * SAMPLE_BLOCK);
+    /* The first and the last row: the blocks between them are not read. */
+    uint64_t far_offset[] = {267, 0}, near_offset[] = {134, 0}, row[] = {1, 33};
+    lg_target two[] = {target, target};
+    two[0].offset = far_offset;
+    two[0].extent = two[1].extent = row;
+    two[1].offset = near_offset;
+    fault_store_log_clear(k.f);
+    OK(load_some(k.c, two, 2, 0, &err));
+    assert_true(data_read(&k, "shard-", 4096) <= UINT64_C(4) * SAMPLE_BLOCK);
+    /* Nothing wanted, nothing read. */
+    uint64_t none[] = {0, 33};
+    target.extent = none;
+    target.data = NULL;
+    lg_target nothing[] = {target, target_of(sample_tensor(s, "empty"), NULL)};
+    fault_store_log_clear(k.f);
+    OK(load_some(k.c, nothing, 2, 0, &err));
+    assert_int_equal(fault_store_count(k.f, FAULT_ANY), 0);
+    count_end(&k);
+    sample_free(s);
+}
+
+static void test_blocks_once(void **state)
+{
+    (void)state;
+    sample *s = sample_make(SAMPLE_MEMORY);
+    lg_error err = LG_ERROR_INIT;
+    counted k = count_reads(s);
+    const build_tensor *t = sample_tensor(s, "emb.w");
+    const lg__st_tensor *entry;
+    uint64_t start = shard_with(k.c, 1, "emb.w", &entry)->header->data_start;
+    /* All of it as 33 columns: every block holds a bit of each. */
+    static float columns[33][400];
+    lg_target targets[33];
+    uint64_t offsets[33][2], extent[] = {400, 1};
+    for (uint64_t i = 0; i < 33; i++) {
+        offsets[i][0] = 0;
+        offsets[i][1] = i;
+        targets[i] = target_of(t, columns[i]);
+        targets[i].offset = offsets[i];
+        targets[i].extent = extent;
+    }
+    fault_store_log_clear(k.f);
+    OK(load_some(k.c, targets, 33, 0, &err));
+    uint64_t first = entry->begin / SAMPLE_BLOCK, last = (entry->end + SAMPLE_BLOCK - 1) / SAMPLE_BLOCK;
+    uint64_t read = data_read(&k, "shard-00002-model-00001", start);
+    assert_true(read <= (last - first) * SAMPLE_BLOCK && read >= entry->end - entry->begin);
+    const float *whole = t->data;
+    for (size_t i = 0; i < 33; i++) {
+        for (size_t j = 0; j < 400; j++) {
+            assert_memory_equal(&columns[i][j], &whole[j * 33 + i], 4);
+        }
+    }
+    count_end(&k);
+    sample_free(s);
+}
+
+/* A tensor of many windows, read with a small buffer, straight into place. */
+typedef struct big {
+    lg_store *store;
+    fault_store *f;
+    lg_checkpoint *c;
+    build_tensor tensors[2];
+    uint32_t *data;
+} big;
+#define BIG_ROWS 5000
+#define BIG_COLUMNS 1100
+#define BIG_BYTES ((size_t)BIG_ROWS * BIG_COLUMNS * 4)
+
+static big big_make(void)
+{
+    lg_error err = LG_ERROR_INIT;
+    big b = {.data = malloc(BIG_BYTES)};
+    for (uint32_t i = 0; i < BIG_ROWS * BIG_COLUMNS; i++) {
+        b.data[i] = i * 2654435761u;
+    }
+    b.tensors[0] =
+        (build_tensor){.name = "w", .dtype = LG_U32, .ndim = 2, .shape = {BIG_ROWS, BIG_COLUMNS}, .data = b.data};
+    b.tensors[1] = (build_tensor){.name = "first", .dtype = LG_U64, .ndim = 1, .shape = {3}, .data = b.data};
+    OK(lg_store_open("mem:big", &b.store, &err));
+    OK(lg__store_make_root(b.store, &err));
+    char folder[LG__NAME_MAX];
+    build_spec spec = {
+        .world = 1, .step = 1, .generation = {1, 1}, .block_bytes = 65536, .tensors = b.tensors, .n_tensors = 2};
+    build_checkpoint(b.store, &spec, folder);
+    b.f = fault_store_new(b.store);
+    OK(lg__checkpoint_open_in(fault_store_handle(b.f), false, folder, NULL, 0, &b.c, &err));
+    return b;
+}
+
+static void big_free(big *b)
+{
+    lg_checkpoint_close(b->c);
+    fault_store_free(b->f);
+    lg_store_free(b->store);
+    lg_memory_store_drop("big");
+    free(b->data);
+}
+
+static void test_large(void **state)
+{
+    (void)state;
+    lg_error err = LG_ERROR_INIT;
+    big b = big_make();
+    char *got = malloc(BIG_BYTES);
+    static const uint64_t buffers[] = {0, 65536, 1 << 20, 3 << 20};
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
+        memset(got, 0, BIG_BYTES);
+        lg_load *load;
+        OK(lg_load_begin(b.c, 0, &load, &err));
+        load->buffer_bytes = buffers[i];
+        lg_target target = target_of(&b.tensors[0], got);
+        OK(lg_load_tensor(load, &target, &err));
+        fault_store_log_clear(b.f);
+        OK(lg_load_run(load, &err));
+        assert_memory_equal(got, b.data, BIG_BYTES);
+        lg_load_free(load);
+        size_t n, reads = 0;
+        const fault_event *log = fault_store_log(b.f, &n);
+        uint64_t last = 0;
+        for (size_t k = 0; k < n; k++) {
+            if (log[k].op == FAULT_READ && strstr(log[k].path, "model") != NULL && log[k].offset >= 4096) {
+                assert_true(log[k].offset >= last);
+                assert_true(log[k].bytes <= 1 << 20);
+                last = log[k].offset + log[k].bytes;
+                reads++;
+            }
+        }
+        if (buffers[i] == 0) {
+            assert_true(reads <= BIG_BYTES / (1 << 20) + 8);
+        }
+    }
+    /* Columns, transposed: all blocks, every run one element. */
+    uint64_t offset[] = {0, 500}, extent[] = {BIG_ROWS, 3};
+    int64_t strides[] = {4, BIG_ROWS * 4};
+    lg_target target = target_of(&b.tensors[0], got);
+    target.offset = offset;
+    target.extent = extent;
+    target.strides = strides;
+    OK(load_some(b.c, &target, 1, 0, &err));
+    for (size_t r = 0; r < BIG_ROWS; r++) {
+        for (size_t j = 0; j < 3; j++) {
+            assert_memory_equal(got + j * BIG_ROWS * 4 + r * 4, &b.data[r * BIG_COLUMNS + 500 + j], 4);
+        }
+    }
+    free(got);
+    big_free(&b);
+}
+
+static void test_large_damaged(void **state)
+{
+    (void)state;
+    lg_error err = LG_ERROR_INIT;
+    big b = big_make();
+    const char *file = "shard-00001-model-00001-of-00001.safetensors";
+    size_t bytes;
+    char *data = build_read(b.store, b.c->folder, file, &bytes);
+    const size_t at = 4096 + 100 * 65536 + 77;
+    data[at] = (char)(data[at] ^ 1);
+    build_write(b.store, b.c->folder, file, data, bytes);
+    free(data);
+    char *got = malloc(BIG_BYTES);
+    lg_target target = target_of(&b.tensors[0], got);
+    FAILS(LG_ERR_CORRUPT, load_some(b.c, &target, 1, 0, &err));
+    char says[200];
+    snprintf(says, sizeof says, "%s: block at %d..%d is damaged (crc32c 0x", file, 4096 + 100 * 65536,
+             4096 + 101 * 65536);
+    SAYS(says);
+    SAYS("part of tensor \"w\" of rank 0");
+    /* Rows that do not touch the block load. */
+    uint64_t offset[] = {0, 0}, extent[] = {1400, BIG_COLUMNS};
+    target.offset = offset;
+    target.extent = extent;
+    OK(load_some(b.c, &target, 1, 0, &err));
+    OK(load_some(b.c,
+                 &(lg_target){.size = sizeof(lg_target),
+                              .name = "w",
+                              .dtype = LG_U32,
+                              .ndim = 2,
+                              .shape = b.tensors[0].shape,
+                              .data = got},
+                 1, LG_LOAD_UNVERIFIED, &err));
+    free(got);
+    big_free(&b);
+}
+
+/* -------------------------------------------------------------------- damage */
+
+static const char *const sample_files[] = {
+    "lastgood.json",
+    "rank-00001.sums",
+    "rank-00002.sums",
+    "rank-00003.sums",
+    "shard-00001-model-00001-of-00001.safetensors",
+    "shard-00002-model-00001-of-00001.safetensors",
+    "shard-00003-model-00001-of-00001.safetensors",
+    "shard-00001-optim-00001-of-00001.safetensors",
+    "shard-00001-raw-00001-of-00001.state",
+    "shard-00002-raw-00001-of-00001.state",
+    "shard-00003-raw-00001-of-00001.state",
+    "config.json",
+};
+#define N_FILES (sizeof sample_files / sizeof *sample_files)
+
+static void must_refuse(const sample *s, const char *what, const char *file)
+{
+    lg_error err = LG_ERROR_INIT;
+    const char *wrong = sample_open_wrong(s, 0, &err);
+    if (wrong == NULL) {
+        fail_msg("%s %s: loaded as if nothing had happened", file, what);
+    }
+    if (err.status == LG_OK) {
+        fail_msg("%s %s: wrong values of %s were handed out", file, what, wrong);
+    }
+    if (!lg__status_is_damage(err.status)) {
+        fail_msg("%s %s: %s is no damage: %s", file, what, lg_status_name(err.status), err.message);
+    }
+}
+
+static void test_flip_every_byte(void **state)
+{
+    (void)state;
+    sample *s = sample_make_small(SAMPLE_MEMORY);
+    size_t spaces = 0;
+    for (size_t i = 0; i < N_FILES; i++) {
+        size_t bytes;
+        char *data = build_read(s->store, s->folder, sample_files[i], &bytes);
+        for (size_t at = 0; at < bytes; at++) {
+            /* Headers are padded to 4096: one in 61 of those spaces will do. */
+            if (at > 0 && data[at] == ' ' && data[at - 1] == ' ' && spaces++ % 61 != 0) {
+                continue;
+            }
+            char old = data[at];
+            data[at] = (char)(old ^ (1 << (at % 8)));
+            build_write(s->store, s->folder, sample_files[i], data, bytes);
+            char what[64];
+            snprintf(what, sizeof what, "with byte %zu flipped", at);
+            must_refuse(s, what, sample_files[i]);
+            data[at] = old;
+        }
+        build_write(s->store, s->folder, sample_files[i], data, bytes);
+        free(data);
+    }
+    lg_error err = LG_ERROR_INIT;
+    assert_null(sample_open_wrong(s, 0, &err));
+    sample_free(s);
+}
+
+static void test_damaged_files(void **state)
+{
+    (void)state;
+    for (int kind = SAMPLE_MEMORY; kind <= SAMPLE_POSIX; kind++) {
+        sample *s = sample_make_small(kind);
+        lg_error err = LG_ERROR_INIT;
+        for (size_t i = 0; i < N_FILES; i++) {
+            size_t bytes;
+            char *data = build_read(s->store, s->folder, sample_files[i], &bytes);
+            for (size_t cut = 0; cut < bytes; cut += 1 + bytes / 20) {
+                build_write(s->store, s->folder, sample_files[i], data, cut);
+                must_refuse(s, "cut", sample_files[i]);
+            }
+            build_write(s->store, s->folder, sample_files[i], data, bytes - 1);
+            must_refuse(s, "cut by one byte", sample_files[i]);
+            char *other = calloc(1, bytes + 1);
+            build_write(s->store, s->folder, sample_files[i], other, bytes);
+            must_refuse(s, "full of zeros", sample_files[i]);
+            memcpy(other, data, bytes);
+            build_write(s->store, s->folder, sample_files[i], other, bytes + 1);
+            must_refuse(s, "with a byte more", sample_files[i]);
+            memset(other + bytes / 2, 0, bytes - bytes / 2);
+            build_write(s->store, s->folder, sample_files[i], other, bytes);
+            must_refuse(s, "with its second half zeroed", sample_files[i]);
+            free(other);
+            char path[600];
+            lg__path_join(path, sizeof path, s->folder, sample_files[i]);
+            OK(lg__store_remove_file(s->store, path, &err));
+            const char *wrong = sample_open_wrong(s, 0, &err);
+            assert_non_null(wrong);
+            assert_true(lg__status_is_damage(err.status));
+            if (i > 0) {
+                assert_int_equal(err.status, LG_ERR_NOT_WHOLE);
+                SAYS(sample_files[i]);
+            }
+            build_write(s->store, s->folder, sample_files[i], data, bytes);
+            free(data);
+        }
+        sample_free(s);
+    }
+}
+
+/* Files of equal length that changed places, within a checkpoint and between
+ * two steps: all their own checksums are right. */
+static void test_swapped_files(void **state)
+{
+    (void)state;
+    sample *s = sample_make_small(SAMPLE_MEMORY);
+    lg_error err = LG_ERROR_INIT;
+    build_spec later = s->spec;
+    later.step = 600;
+    later.generation.serial = 18;
+    later.attempt = "fedcba9876543210";
+    char folder[LG__NAME_MAX];
+    build_checkpoint(s->store, &later, folder);
+    size_t swaps = 0, same = 0;
+    for (size_t i = 0; i < N_FILES; i++) {
+        size_t bytes, other_bytes;
+        char *data = build_read(s->store, s->folder, sample_files[i], &bytes);
+        for (size_t k = 0; k < N_FILES; k++) {
+            for (int step = 0; step < 2; step++) {
+                if (step == 0 && k == i) {
+                    continue;
+                }
+                char *other = build_read(s->store, step == 0 ? s->folder : folder, sample_files[k], &other_bytes);
+                bool equal = other_bytes == bytes && memcmp(other, data, bytes) == 0;
+                if (!equal) {
+                    build_write(s->store, s->folder, sample_files[i], other, other_bytes);
+                    const char *wrong = sample_open_wrong(s, 0, &err);
+                    /* Another step's manifest says that it is another step's:
+                     * the files it lists here have other digests. */
+                    assert_non_null(wrong);
+                    assert_true(lg__status_is_damage(err.status));
+                    swaps += other_bytes == bytes;
+                    build_write(s->store, s->folder, sample_files[i], data, bytes);
+                } else {
+                    same++;
+                }
+                free(other);
+            }
+        }
+        free(data);
+    }
+    assert_true(swaps >= 12); /* of equal length: sums files of other ranks and of the other step */
+    assert_true(same > 0);
+    assert_null(sample_open_wrong(s, 0, &err));
+    sample_free(s);
+}
+
+/* Every read fails once, in every way; the error arrives and nothing leaks. */
+static void test_read_errors(void **state)
+{
+    (void)state;
+    sample *s = sample_make(SAMPLE_MEMORY);
+    lg_error err = LG_ERROR_INIT;
+    fault_store *f = fault_store_new(s->store);
+    static const struct {
+        int os_errno;
+        lg_status status;
+    } faults[] = {{5 /* EIO */, LG_ERR_IO}, {13 /* EACCES */, LG_ERR_PERMISSION}, {12 /* ENOMEM */, LG_ERR_NOMEM}};
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        for (uint64_t nth = 1;; nth++) {
+            fault_store_arm(f, (fault_plan){.kinds = FAULT_BIT(FAULT_READ) | FAULT_BIT(FAULT_OPEN),
+                                            .nth = nth,
+                                            .os_errno = faults[i].os_errno});
+            lg_checkpoint *c = NULL;
+            lg_status st = lg__checkpoint_open_in(fault_store_handle(f), false, s->folder, NULL, 0, &c, &err);
+            const char *wrong = st == LG_OK ? sample_load_wrong(s, c, 0, &err) : "open";
+            lg_checkpoint_close(c);
+            if (fault_store_fired(f) == 0) {
+                assert_null(wrong);
+                assert_true(nth > 20);
+                break;
+            }
+            assert_non_null(wrong);
+            assert_int_equal(err.status, faults[i].status);
+        }
+    }
+    fault_store_free(f);
+    sample_free(s);
+}
+
+/* K17 F274: the file shrinks after it was opened. */
+typedef struct shrink {
+    const char *path;
+    bool done;
+} shrink;
+
+static lg_status shrink_before_data(fault_store *f, const fault_event *event, bool before, void *arg, lg_error *err)
+{
+    (void)f;
+    (void)err;
+    shrink *s = arg;
+    if (before && event->op == FAULT_READ && event->offset >= 4096 &&
+        strstr(event->path, "shard-00002-model") != NULL) {
+        assert_int_equal(truncate(s->path, 4096 + 100), 0);
+        s->done = true;
+    }
+    return LG_OK;
+}
+
+static void test_shrinks_while_open(void **state)
+{
+    (void)state;
+    sample *s = sample_make(SAMPLE_POSIX);
+    lg_error err = LG_ERROR_INIT;
+    counted k = count_reads(s);
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s/shard-00002-model-00001-of-00002.safetensors", s->dir, s->folder);
+    shrink arg = {.path = path};
+    fault_store_set_hook(k.f, shrink_before_data, &arg);
+    float *got = malloc(400 * 33 * 4);
+    lg_target target = target_of(sample_tensor(s, "emb.w"), got);
+    FAILS(LG_ERR_CORRUPT, load_some(k.c, &target, 1, 0, &err));
+    assert_true(arg.done);
+    SAYS("shard-00002-model-00001-of-00002.safetensors");
+    SAYS("\"emb.w\"");
+    FAILS(LG_ERR_NOT_WHOLE, load_some(k.c, &target, 1, 0, &err));
+    free(got);
+    count_end(&k);
+    sample_free(s);
+}
+
+/* K08 F121: after a failed load the same checkpoint loads as ever. */
+static void test_failed_load_changes_nothing(void **state)
+{
+    (void)state;
+    sample *s = sample_make(SAMPLE_MEMORY);
+    lg_error err = LG_ERROR_INIT;
+    counted k = count_reads(s);
+    fault_store_log_clear(k.f);
+    fault_store_arm(k.f, (fault_plan){.kinds = FAULT_BIT(FAULT_READ), .path = "shard-00002", .os_errno = 5});
+    assert_non_null(sample_load_wrong(s, k.c, 0, &err));
+    assert_int_equal(err.status, LG_ERR_IO);
+    assert_null(sample_load_wrong(s, k.c, 0, &err));
+    assert_int_equal(fault_store_count(k.f, FAULT_CHANGES), 0);
+    count_end(&k);
+    sample_free(s);
+}
+
+/* ------------------------------------------------- headers against layouts */
+
+typedef enum wrong_header { DROP, MOVE, RESHAPE, RETYPE, RENAME, NO_OFFSETS } wrong_header;
+
+static void spoil(uint32_t rank, lg_group group, uint32_t number, build_box *boxes, size_t *n, void *arg)
+{
+    (void)number;
+    if (rank != 1 || group != LG_GROUP_MODEL) {
+        return;
+    }
+    for (size_t i = 0; i < *n; i++) {
+        if (strcmp(boxes[i].key, "emb.w") != 0) {
+            continue;
+        }
+        switch (*(wrong_header *)arg) {
+        case DROP:
+            boxes[i] = boxes[--*n];
+            break;
+        case MOVE:
+            boxes[i].box.offset[0]++;
+            break;
+        case RESHAPE:
+            boxes[i].box.size[0] = boxes[i].box.size[1];
+            boxes[i].box.size[1] = boxes[i].bytes / 4 / boxes[i].box.size[0];
+            break;
+        case RETYPE:
+            boxes[i].dtype = LG_I32;
+            break;
+        case RENAME:
+            strcpy(boxes[i].key, "emb.v");
+            break;
+        case NO_OFFSETS:
+            boxes[0].plain = true;
+            break;
+        }
+        return;
+    }
+}
+
+static void test_headers(void **state)
+{
+    (void)state;
+    sample *s = sample_make_small(SAMPLE_MEMORY);
+    lg_error err = LG_ERROR_INIT;
+    static const struct {
+        wrong_header how;
+        lg_status status;
+    } cases[] = {{DROP, LG_ERR_COVERAGE},  {MOVE, LG_ERR_CORRUPT},    {RESHAPE, LG_ERR_CORRUPT},
+                 {RETYPE, LG_ERR_CORRUPT}, {RENAME, LG_ERR_COVERAGE}, {NO_OFFSETS, LG_ERR_CORRUPT}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        wrong_header how = cases[i].how;
+        build_spec spec = s->spec;
+        spec.generation.serial = 100 + i;
+        spec.edit = spoil;
+        spec.arg = &how;
+        char folder[LG__NAME_MAX];
+        build_checkpoint(s->store, &spec, folder);
+        lg_checkpoint *c;
+        OK(lg__checkpoint_open_in(s->store, false, folder, NULL, 0, &c, &err));
+        float got[60];
+        lg_target target = target_of(sample_tensor(s, "emb.w"), got);
+        for (uint32_t flags = 0; flags <= LG_LOAD_UNVERIFIED; flags++) {
+            FAILS(cases[i].status, load_some(c, &target, 1, flags, &err));
+            SAYS("emb.w");
+            SAYS("rank 1");
+        }
+        lg_checkpoint_close(c);
+    }
+    sample_free(s);
+}
+
+/* Where a header would have grown too long, boxes lie in further files. */
+static void test_further_files(void **state)
+{
+    (void)state;
+    sample *s = sample_make(SAMPLE_MEMORY);
+    lg_error err = LG_ERROR_INIT;
+    build_spec spec = s->spec;
+    spec.generation.serial = 200;
+    spec.shift = 2;
+    spec.n_blobs = 0;
+    char folder[LG__NAME_MAX];
+    build_checkpoint(s->store, &spec, folder);
+    sample copy = *s;
+    copy.spec.n_blobs = 0;
+    memcpy(copy.folder, folder, sizeof copy.folder);
+    const char *wrong = sample_open_wrong(&copy, 0, &err);
+    if (wrong != NULL) {
+        fail_msg("%s: %s", wrong, err.message);
+    }
+    sample_free(s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        {"K11: every kind of tensor loads whole, under every name, from memory and files", test_whole, NULL, NULL,
+         NULL},
+        {"random regions into memory with any strides equal a naive copy", test_regions, NULL, NULL, NULL},
+        {"K12: every dtype loads whole, in regions and as a view", test_dtypes, NULL, NULL, NULL},
+        {"K12: blocks may cut elements and bytes of packed dtypes", test_blocks_cut_elements, NULL, NULL, NULL},
+        {"K08: random meshes to other random meshes equal a naive copy", test_reshard, NULL, NULL, NULL},
+        {"K08: a fused matrix loads as the concatenation of its parts", test_reshard_fused, NULL, NULL, NULL},
+        {"K08: any tensor loads as the range of a flat buffer", test_reshard_flat, NULL, NULL, NULL},
+        {"copies that differ go back to their ranks, elsewhere the first one counts", test_copies, NULL, NULL, NULL},
+        {"K22: targets of another dtype or shape, without memory or name are refused", test_refused_targets, NULL, NULL,
+         NULL},
+        {"K22: optional targets may be absent and are listed", test_optional, NULL, NULL, NULL},
+        {"partial reads touch only the blocks they need", test_partial_reads, NULL, NULL, NULL},
+        {"a block that many regions share is read once", test_blocks_once, NULL, NULL, NULL},
+        {"K07 K17: a large tensor is read in order, in bounded pieces", test_large, NULL, NULL, NULL},
+        {"a damaged block is named, and what does not touch it loads", test_large_damaged, NULL, NULL, NULL},
+        {"K01 K13: a flip of any byte of any file is refused", test_flip_every_byte, NULL, NULL, NULL},
+        {"K01 K14: cut, zeroed, grown and removed files are refused", test_damaged_files, NULL, NULL, NULL},
+        {"K01 K14: files that changed places are refused", test_swapped_files, NULL, NULL, NULL},
+        {"every failing read arrives as its own error", test_read_errors, NULL, NULL, NULL},
+        {"K17: a file that shrinks while open is an ordinary error", test_shrinks_while_open, NULL, NULL, NULL},
+        {"K08: a failed load changes nothing", test_failed_load_changes_nothing, NULL, NULL, NULL},
+        {"K14: a header at odds with the layouts is refused", test_headers, NULL, NULL, NULL},
+        {"boxes are found in further files of their group", test_further_files, NULL, NULL, NULL},
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
