@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/checkpoint.h"
 #include "core/finite.h"
+#include "core/gather.h"
 #include "save_kit.h"
 
 #include <ftw.h>
@@ -236,6 +237,9 @@ static const strided_case strided_cases[] = {
     {"all reversed", 3, {3, 4, 5}, {0, 1, 2}, {1, 1, 1}, {0}},
     {"every third element", 2, {6, 5}, {0, 1}, {0}, {0, 2}},
     {"every second, transposed, reversed", 3, {4, 3, 5}, {2, 0, 1}, {0, 1, 0}, {0, 1}},
+    {"transposed, large enough for tiles", 2, {70, 37}, {1, 0}, {0}, {0}},
+    {"channels last, large enough for tiles", 4, {2, 9, 5, 20}, {0, 2, 3, 1}, {0}, {0}},
+    {"reversed tiles", 3, {9, 7, 33}, {2, 0, 1}, {1, 0, 1}, {0, 1}},
     {"one element", 1, {1}, {0}, {1}, {0}},
     {"scalar", 0, {0}, {0}, {0}, {0}},
 };
@@ -308,6 +312,64 @@ static void memory_of_any_strides_is_packed_while_writing(void **state)
                 free(packed);
             }
         }
+    }
+}
+
+typedef struct gathered {
+    uint8_t *bytes;
+    uint64_t at;
+    bool in_order;
+} gathered;
+
+static lg_status keep_bytes(const uint8_t *data, uint64_t bytes, uint64_t at, void *arg, lg_error *err)
+{
+    (void)err;
+    gathered *g = arg;
+    g->in_order = g->in_order && at == g->at;
+    memcpy(g->bytes + g->at, data, (size_t)bytes);
+    g->at += bytes;
+    return LG_OK;
+}
+
+static uint32_t below(lg_rng *rng, uint32_t n) { return lg_rng_u32(rng) % n; }
+
+static void gathering_equals_the_naive_walk_for_random_memory(void **state)
+{
+    (void)state;
+    static const lg_dtype dtypes[] = {LG_U8, LG_F16, LG_F32, LG_C64};
+    uint8_t scratch[3000]; /* small, so that tiles have few rows and often do not fit */
+    for (uint64_t seed = 1; seed <= 3000; seed++) {
+        lg_rng rng = {.seed = seed};
+        strided_case c = {.ndim = 1 + below(&rng, 4)};
+        for (uint32_t d = 0; d < c.ndim; d++) {
+            c.shape[d] = 1 + below(&rng, c.ndim < 3 ? 60 : 11);
+            c.order[d] = (int)d;
+            c.reversed[d] = below(&rng, 4) == 0;
+            c.skip[d] = below(&rng, 4) == 0;
+        }
+        for (uint32_t d = c.ndim; d-- > 1;) {
+            uint32_t other = below(&rng, d + 1);
+            int swap = c.order[d];
+            c.order[d] = c.order[other], c.order[other] = swap;
+        }
+        const lg_dtype dtype = dtypes[below(&rng, 4)];
+        int64_t strides[4] = {0};
+        uint8_t *first, *packed, *memory = lay_out(&c, dtype, strides, &first, &packed);
+        lg__plan_box box = {
+            .dtype = dtype, .data = first, .strides = strides, .box = lg__region_whole(c.ndim, c.shape)};
+        for (uint32_t d = 0; d < c.ndim; d++) {
+            box.box.offset[d] = 5; /* where it is globally makes no difference */
+        }
+        const uint64_t bytes = lg__region_elements(&box.box) * lg_dtype_bits(dtype) / 8;
+        gathered g = {.bytes = malloc(bytes), .in_order = true};
+        const lg__scratch s = {scratch, below(&rng, 4) == 0 ? 100 : sizeof scratch};
+        assert_ok(lg__gather(&box, s, keep_bytes, &g, err));
+        if (!g.in_order || g.at != bytes || memcmp(g.bytes, packed, bytes) != 0) {
+            fail_msg("seed %llu", (unsigned long long)seed);
+        }
+        free(g.bytes);
+        free(memory);
+        free(packed);
     }
 }
 
@@ -982,6 +1044,8 @@ int main(void)
          NULL},
         {"K12 F214: memory of any strides is packed while writing", memory_of_any_strides_is_packed_while_writing, NULL,
          NULL, NULL},
+        {"K12 F214: gathering equals the naive walk for random memory",
+         gathering_equals_the_naive_walk_for_random_memory, NULL, NULL, NULL},
         cmocka_unit_test(a_stride_of_zero_repeats_an_element),
         {"K08: the files of all ranks tile the tensor", the_files_of_all_ranks_tile_the_tensor, NULL, NULL, NULL},
         cmocka_unit_test(data_is_digested_block_by_block_across_buffers),

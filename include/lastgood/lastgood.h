@@ -199,7 +199,11 @@ enum {
     LG_TENSOR_BUFFER = 1u << 0,
     /* lg_load_tensor: leave the destination alone when the checkpoint lacks
      * the tensor; the load's report lists it. */
-    LG_TENSOR_OPTIONAL = 1u << 1
+    LG_TENSOR_OPTIONAL = 1u << 1,
+    /* lg_load_tensor: of a tensor that is kept per rank, take the copy of the
+     * target's `rank`; without this flag the first rank's is taken, or at
+     * resume on the same number of ranks one's own. No effect on others. */
+    LG_TENSOR_COPY_OF_RANK = 1u << 2
 };
 
 /* A tensor to save: what it is globally, and the part this rank holds.
@@ -255,11 +259,11 @@ typedef struct lg_target {
     const uint64_t *offset; /* elements, or NULL */
     const uint64_t *extent; /* elements, or NULL */
     const lg_layout *layout;
-    uint32_t rank; /* with layout: whose part; usually the caller's rank */
+    uint32_t rank; /* with layout: whose part, usually the caller's; with LG_TENSOR_COPY_OF_RANK: whose copy */
     uint64_t flat_offset;
     void *data;
     const int64_t *strides; /* bytes; NULL = packed row-major */
-    uint32_t flags;         /* LG_TENSOR_OPTIONAL */
+    uint32_t flags;         /* LG_TENSOR_OPTIONAL, LG_TENSOR_COPY_OF_RANK */
 } lg_target;
 
 #define LG_TARGET_INIT                                                                  \

@@ -154,7 +154,8 @@ typedef struct lg__wanted { /* one target */
     uint64_t bytes;                    /* wanted */
     uint64_t planned;                  /* elements that stored boxes cover */
     uint64_t elements;
-    uint64_t done; /* bytes delivered */
+    uint64_t done;    /* bytes delivered */
+    uint32_t copy_of; /* of a tensor kept per rank: whose copy; UINT32_MAX: by lg__checkpoint_copy_of */
 } lg__wanted;
 
 typedef struct lg__part { /* a region of a target, and the memory it goes to */

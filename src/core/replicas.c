@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/json.h"
 #include "base/mem.h"
-#include "core/save.h"
+#include "core/gather.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define GATHER_BYTES ((size_t)64 << 10)
+#define SCRATCH_BYTES ((size_t)512 << 10)
 #define LIST_MAX ((size_t)1 << 31)
 #define RANKS_SHOWN 8
 
@@ -18,7 +19,7 @@ typedef struct hasher {
     lg__sha256 *sha;
     uint8_t *buffer; /* GATHER_BYTES */
     size_t used;
-    const lg__plan_box *box;
+    lg__scratch scratch;
 } hasher;
 
 static lg_status hash_flush(hasher *h, lg_error *err)
@@ -28,18 +29,17 @@ static lg_status hash_flush(hasher *h, lg_error *err)
     return good ? LG_OK : lg__nomem(err);
 }
 
-static lg_status hash_run(uint64_t box_byte, int64_t mem_byte, uint64_t bytes, void *arg, lg_error *err)
+static lg_status hash_bytes(const uint8_t *data, uint64_t bytes, uint64_t at, void *arg, lg_error *err)
 {
-    (void)box_byte;
+    (void)at;
     hasher *h = arg;
-    const void *from = (const void *)((uintptr_t)h->box->data + (uintptr_t)mem_byte);
     if (bytes > GATHER_BYTES - h->used) {
         LG__TRY(hash_flush(h, err));
     }
     if (bytes > GATHER_BYTES) {
-        return lg__sha256_add(h->sha, from, (size_t)bytes) ? LG_OK : lg__nomem(err);
+        return lg__sha256_add(h->sha, data, (size_t)bytes) ? LG_OK : lg__nomem(err);
     }
-    memcpy(h->buffer + h->used, from, (size_t)bytes);
+    memcpy(h->buffer + h->used, data, (size_t)bytes);
     h->used += (size_t)bytes;
     return LG_OK;
 }
@@ -61,8 +61,7 @@ static lg_status hash_boxes(hasher *h, const lg__save_tensor *t, const lg__piece
     for (size_t i = 0; i < n; i++) {
         lg__plan_box box = {.key = t->name, .tensor = t->name, .dtype = t->dtype, .box = pieces[i].box};
         LG__TRY(lg__plan_source(t, &pieces[i], arena, &box, err));
-        h->box = &box;
-        LG__TRY(lg__plan_runs(&box, hash_run, h, err));
+        LG__TRY(lg__gather(&box, h->scratch, hash_bytes, h, err));
     }
     return hash_flush(h, err);
 }
@@ -89,8 +88,7 @@ static lg_status digest_whole(hasher *h, lg__save_tensor *t, lg_error *err)
                         .data = t->data,
                         .strides = t->strides,
                         .box = lg__region_whole(t->ndim, t->shape)};
-    h->box = &box;
-    LG__TRY(lg__plan_runs(&box, hash_run, h, err));
+    LG__TRY(lg__gather(&box, h->scratch, hash_bytes, h, err));
     LG__TRY(hash_flush(h, err));
     LG__TRY(end_digest(h, t->digest, err));
     memset(t->part, 0, sizeof t->part);
@@ -139,8 +137,9 @@ lg_status lg__replicas_digest(lg_save *save, bool check_declared, lg_error *err)
     if (save->world == 1) {
         return LG_OK; /* nobody to differ from */
     }
-    hasher h = {.sha = lg__sha256_new(), .buffer = lg__malloc(GATHER_BYTES)};
-    lg_status status = h.sha == NULL || h.buffer == NULL ? lg__nomem(err) : LG_OK;
+    hasher h = {.sha = lg__sha256_new(), .buffer = lg__malloc(GATHER_BYTES), .scratch.bytes = SCRATCH_BYTES};
+    h.scratch.data = lg__malloc(h.scratch.bytes);
+    lg_status status = h.sha == NULL || h.buffer == NULL || h.scratch.data == NULL ? lg__nomem(err) : LG_OK;
     for (size_t i = 0; i < save->n_tensors && status == LG_OK; i++) {
         lg__save_tensor *t = &save->tensors[i];
         t->digested = false;
@@ -158,6 +157,7 @@ lg_status lg__replicas_digest(lg_save *save, bool check_declared, lg_error *err)
     }
     lg__sha256_free(h.sha);
     lg__free(h.buffer);
+    lg__free(h.scratch.data);
     return status;
 }
 

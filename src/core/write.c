@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/mem.h"
 #include "core/finite.h"
+#include "core/gather.h"
 #include "core/save.h"
 #include "store/store.h"
 
 #include <string.h>
 
 #define STAGING_BYTES ((uint64_t)1 << 20)
+#define SCRATCH_BYTES ((uint64_t)4 << 20)
 #define STAGING_ALIGN ((size_t)4096)
 #define PATH_BYTES (2 * LG__NAME_MAX + 8)
 #define SCAN_BYTES ((uint64_t)64 << 10) /* a multiple of every element's size */
@@ -106,33 +108,31 @@ static lg_status not_finite(const lg__plan_box *box, uint64_t at, lg_error *err)
     return LG_ERR_INVALID;
 }
 
-static lg_status add_run(uint64_t box_byte, int64_t mem_byte, uint64_t bytes, void *arg, lg_error *err)
+static lg_status add_bytes(const uint8_t *data, uint64_t bytes, uint64_t at, void *arg, lg_error *err)
 {
     const walk *w = arg;
-    const uint8_t *from = (const uint8_t *)((uintptr_t)w->box->data + (uintptr_t)mem_byte);
     if (!w->box->finite_check) {
-        return stream_append(w->stream, from, bytes, err);
+        return stream_append(w->stream, data, bytes, err);
     }
-    for (uint64_t at = 0; at < bytes;) {
-        uint64_t n = bytes - at < SCAN_BYTES ? bytes - at : SCAN_BYTES;
-        size_t bad = lg__finite_scan(w->box->dtype, from + at, (size_t)n);
+    for (uint64_t i = 0, n; i < bytes; i += n) {
+        n = bytes - i < SCAN_BYTES ? bytes - i : SCAN_BYTES;
+        size_t bad = lg__finite_scan(w->box->dtype, data + i, (size_t)n);
         if (bad < n) {
-            return not_finite(w->box, box_byte + at + bad, err);
+            return not_finite(w->box, at + i + bad, err);
         }
-        LG__TRY(stream_append(w->stream, from + at, n, err));
-        at += n;
+        LG__TRY(stream_append(w->stream, data + i, n, err));
     }
     return LG_OK;
 }
 
 /* ------------------------------------------------------------------- files */
 
-static lg_status write_data(stream *s, const lg__plan_file *file, lg_error *err)
+static lg_status write_data(stream *s, lg__scratch scratch, const lg__plan_file *file, lg_error *err)
 {
     LG__TRY(lg__store_write(s->store, s->file, file->header.data, file->header.len, 0, err));
     for (size_t i = 0; i < file->n_boxes; i++) {
         walk w = {.stream = s, .box = &file->boxes[i]};
-        LG__TRY(lg__plan_runs(&file->boxes[i], add_run, &w, err));
+        LG__TRY(lg__gather(&file->boxes[i], scratch, add_bytes, &w, err));
     }
     LG__TRY(stream_flush(s, err));
     LG__RETURN_IF(s->at != file->header.len + file->data_bytes || s->n_blocks != s->table->n_blocks, err,
@@ -141,10 +141,20 @@ static lg_status write_data(stream *s, const lg__plan_file *file, lg_error *err)
     return lg__store_sync(s->store, s->file, err);
 }
 
+/* What the files of one save share. Buffer and scratch together are at most
+ * the save's buffer_bytes. */
+typedef struct job {
+    uint8_t *buffer, *aligned;
+    size_t cap;
+    lg__scratch scratch;
+    uint8_t (*digests)[LG__SHA256_BYTES];
+    lg__buf tables, report, sums;
+} job;
+
 /* Writes, syncs and closes one file, and fills its table; block_crc is the
  * caller's to free, whatever the result. */
 static lg_status write_file(const lg_save *save, lg_store *store, const char *path, const lg__plan_file *file,
-                            uint8_t *buffer, size_t cap, lg__table *table, lg_error *err)
+                            const job *j, lg__table *table, lg_error *err)
 {
     *table = (lg__table){.file_bytes = file->header.len + file->data_bytes,
                          .header_bytes = file->header.len,
@@ -156,13 +166,13 @@ static lg_status write_file(const lg_save *save, lg_store *store, const char *pa
         return lg__nomem(err);
     }
     stream s = {.store = store,
-                .buffer = buffer,
-                .cap = cap,
+                .buffer = j->aligned,
+                .cap = j->cap,
                 .at = file->header.len,
                 .block_bytes = save->block_bytes,
                 .table = table};
     LG__TRY(lg__store_create(store, path, table->file_bytes, &s.file, err));
-    lg_status status = write_data(&s, file, err);
+    lg_status status = write_data(&s, j->scratch, file, err);
     lg_error ignored = LG_ERROR_INIT;
     lg_status closed = lg__store_close(store, s.file, status == LG_OK ? err : &ignored);
     return status != LG_OK ? status : closed;
@@ -208,29 +218,30 @@ static lg_status write_sums(lg_store *store, const char *folder, uint32_t rank, 
 
 /* ------------------------------------------------------------------- a rank */
 
-typedef struct job {
-    uint8_t *buffer;
-    size_t cap;
-    uint8_t (*digests)[LG__SHA256_BYTES];
-    lg__buf tables, report, sums;
-} job;
-
 static lg_status job_init(job *j, const lg_save *save, const lg__plan *plan, lg_error *err)
 {
     uint64_t cap = save->buffer_bytes / 2 < STAGING_BYTES ? save->buffer_bytes / 2 : STAGING_BYTES;
     cap = cap < STAGING_ALIGN ? STAGING_ALIGN : cap / STAGING_ALIGN * STAGING_ALIGN;
     j->cap = (size_t)cap;
     j->buffer = lg__malloc(j->cap + STAGING_ALIGN);
+    uint64_t rest = save->buffer_bytes > cap + STAGING_ALIGN ? save->buffer_bytes - cap - STAGING_ALIGN : 0;
+    j->scratch.bytes = (size_t)(rest < SCRATCH_BYTES ? rest : SCRATCH_BYTES);
+    j->scratch.data = lg__malloc(j->scratch.bytes);
     j->digests = lg__malloc(plan->n_files * sizeof *j->digests);
     lg__buf_init(&j->tables, SIZE_MAX / 2);
     lg__buf_init(&j->report, LG__REPORT_MAX);
     lg__buf_init(&j->sums, SIZE_MAX / 2);
-    return j->buffer == NULL || j->digests == NULL ? lg__nomem(err) : LG_OK;
+    if (j->buffer == NULL || j->scratch.data == NULL || j->digests == NULL) {
+        return lg__nomem(err);
+    }
+    j->aligned = j->buffer + (STAGING_ALIGN - (uintptr_t)j->buffer % STAGING_ALIGN) % STAGING_ALIGN;
+    return LG_OK;
 }
 
 static void job_free(job *j)
 {
     lg__free(j->buffer);
+    lg__free(j->scratch.data);
     lg__free(j->digests);
     lg__buf_free(&j->tables);
     lg__buf_free(&j->report);
@@ -250,9 +261,8 @@ static lg_status add_file(job *j, const lg_save *save, lg_store *store, const ch
     char path[PATH_BYTES];
     LG__RETURN_IF(!lg__path_join(path, sizeof path, folder, file->name), err, LG_ERR_LIMIT,
                   "the folder's name is too long");
-    uint8_t *aligned = j->buffer + (STAGING_ALIGN - (uintptr_t)j->buffer % STAGING_ALIGN) % STAGING_ALIGN;
     lg__table table;
-    lg_status status = write_file(save, store, path, file, aligned, j->cap, &table, err);
+    lg_status status = write_file(save, store, path, file, j, &table, err);
     if (status == LG_OK) {
         size_t from = j->tables.len;
         lg__table_encode(&table, &j->tables);
