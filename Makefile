@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A thin front door: everything is done by meson, ninja, pip and tools/.
+# A thin front door: all is done by meson, ninja, pip and the scripts in tools/.
 
 BUILD ?= build
 PREFIX ?= /usr/local
@@ -7,7 +7,9 @@ KILLS ?= 200
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-fast sanitize tsan valgrind soak bench install lint format clean
+.NOTPARALLEL:
+.PHONY: help setup setup-test build demo test test-fast sanitize tsan valgrind python soak bench install lint format \
+        clean
 
 help:
 	@echo 'make demo      set up, build, and show a run that is killed and resumes to the same bits'
@@ -17,30 +19,34 @@ help:
 	@echo 'make install   install program, library and headers under PREFIX (now $(PREFIX))'
 	@echo 'make soak      kill a training run KILLS times (now $(KILLS)) and compare the bits'
 	@echo 'make bench     measure planning at scale; docs/benchmarks.md'
-	@echo 'make test-fast only the tests of the normal build'
-	@echo 'make sanitize  the suite under ASan and UBSan;  make tsan, make valgrind: those'
-	@echo 'make lint      formatting, static analysis, documentation;  make format: reformat'
+	@echo
+	@echo 'make test-fast only the C tests;  make python: what PyTorch and safetensors read'
+	@echo 'make sanitize  the C tests under ASan and UBSan;  make tsan, make valgrind: under those'
+	@echo 'make lint      formatting, shell scripts, documentation, symbols;  make format: reformat'
 
 setup:
 	@tools/setup
 
-$(BUILD)/build.ninja: | setup
-	@test -f $@ || meson setup $(BUILD)
+setup-test:
+	@tools/setup test
 
-build: setup $(BUILD)/build.ninja
+# Reconfigures by itself when a meson.build changes. What the first call found
+# missing (MPI, say) is looked for again after `make clean`.
+build: setup
+	@test -f $(BUILD)/build.ninja || meson setup $(BUILD)
 	@ninja -C $(BUILD) -j $(JOBS)
 
 demo: build
 	@BUILD=$(BUILD) tools/demo
 
-test: build
-	@BUILD=$(BUILD) tools/run-tests
+test: setup-test build
+	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests
 
-test-fast: build
-	@BUILD=$(BUILD) tools/run-tests suite
+test-fast: setup-test build
+	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests suite
 
-sanitize tsan valgrind lint: build
-	@BUILD=$(BUILD) tools/run-tests $@
+sanitize tsan valgrind python lint: setup-test build
+	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests $@
 
 soak: build
 	@BUILD=$(BUILD) tools/soak --kills $(KILLS)
@@ -51,9 +57,10 @@ bench: build
 install: build
 	@meson configure $(BUILD) --prefix=$(abspath $(PREFIX)) --libdir=lib
 	@meson install -C $(BUILD) --quiet
+	@if [ "$$(id -u)" -eq 0 ] && [ -z "$$DESTDIR" ]; then ldconfig; fi
 	@echo 'installed under $(abspath $(PREFIX))'
 
-format:
+format: setup-test
 	@git ls-files '*.c' '*.h' | xargs clang-format -i
 
 clean:

@@ -406,6 +406,16 @@ static void test_rank_bytes_world(void **state)
     assert_memory_equal(data, s->rng[2], bytes);
     lg_free(data);
     FAILS(LG_ERR_WORLD, lg_checkpoint_rank_bytes(s->c, "rng", 3, 0, &data, &bytes, &err));
+    /* Where nothing was saved for each rank, nothing is missing but the key. */
+    build_spec spec = s->spec;
+    spec.generation.serial = 99;
+    spec.n_blobs = 0;
+    char folder[LG__NAME_MAX];
+    build_checkpoint(s->store, &spec, folder);
+    lg_checkpoint *c;
+    OK(lg__checkpoint_open_in(s->store, false, folder, NULL, 0, &c, &err));
+    FAILS(LG_ERR_MISSING, lg_checkpoint_rank_bytes(c, "rng", 0, 16, &data, &bytes, &err));
+    lg_checkpoint_close(c);
 }
 
 /* ---------------------------------------------------------------- views */

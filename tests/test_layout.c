@@ -296,6 +296,49 @@ static void examples_of_the_format_page_hold(void **state)
     }
 }
 
+/* Runs under meson, which says where the sources are. */
+static void the_format_page_shows_these_examples(void **state)
+{
+    (void)state;
+    const char *source = getenv("LASTGOOD_SOURCE");
+    if (source == NULL) {
+        skip();
+    }
+    char path[4096], line[2048];
+    snprintf(path, sizeof path, "%s/docs/format-layouts.md", source);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    static char page[1 << 16];
+    size_t n = fread(page, 1, sizeof page - 1, f);
+    fclose(f);
+    page[n] = '\0';
+    for (size_t i = 0; i < sizeof examples / sizeof examples[0]; i++) {
+        snprintf(line, sizeof line, "\nlayout   %s\n", examples[i].text);
+        if (strstr(page, line) == NULL) {
+            fail_msg("%s: not in the page:%s", examples[i].what, line);
+        }
+        snprintf(line, sizeof line, "\nwritten  %s\n", examples[i].written);
+        if (strstr(page, line) == NULL) {
+            fail_msg("%s: not in the page:%s", examples[i].what, line);
+        }
+    }
+    size_t shown = 0;
+    for (const char *p = page; (p = strstr(p, "\nwritten  ")) != NULL; p++) {
+        shown++;
+    }
+    assert_int_equal(shown, sizeof examples / sizeof examples[0]);
+    lg__tensor_desc flat = {"optim.exp_avg.w", LG_GROUP_OPTIM, LG_F32, 2, SHAPE(3, 4), 6},
+                    plain = tensor(LG_BF16, 2, SHAPE(2, 3));
+    uint64_t a = 0, b = 0;
+    lg_error err = LG_ERROR_INIT;
+    assert_int_equal(lg__tensor_fingerprint(&flat, true, &a, &err), LG_OK);
+    assert_int_equal(lg__tensor_fingerprint(&plain, false, &b, &err), LG_OK);
+    snprintf(line, sizeof line, "%llu", (unsigned long long)a);
+    assert_non_null(strstr(page, line));
+    snprintf(line, sizeof line, "%llu", (unsigned long long)b);
+    assert_non_null(strstr(page, line));
+}
+
 static void writers_are_chosen_by_size(void **state)
 {
     (void)state;
@@ -861,6 +904,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST("K08: the examples of docs/format-layouts.md hold, text and boxes", examples_of_the_format_page_hold),
+        TEST("docs/format-layouts.md shows exactly these examples", the_format_page_shows_these_examples),
         TEST("writers are chosen so that each writes at least 32 MiB", writers_are_chosen_by_size),
         TEST("resolving again gives the same layout", resolving_again_gives_the_same_layout),
         TEST("K08: wrong descriptions of layouts are refused", wrong_descriptions_are_refused),

@@ -24,19 +24,19 @@
 
 #define STEPS(...) ((const uint64_t[]){__VA_ARGS__}), (sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
 
-#define ON_EVERY_ROOT(name)                                                                                            \
-    static void name##_on(test_root *root);                                                                            \
-    static void name(void **state)                                                                                     \
-    {                                                                                                                  \
-        (void)state;                                                                                                   \
-        for (int kind = 0; kind < ROOT_KINDS; kind++) {                                                                \
-            test_root root;                                                                                            \
-            print_message("# on %s\n", root_kind_name(kind));                                                          \
-            root_make(&root, kind);                                                                                    \
-            name##_on(&root);                                                                                          \
-            root_drop(&root);                                                                                          \
-        }                                                                                                              \
-    }                                                                                                                  \
+#define ON_EVERY_ROOT(name)                                   \
+    static void name##_on(test_root *root);                   \
+    static void name(void **state)                            \
+    {                                                         \
+        (void)state;                                          \
+        for (int kind = 0; kind < ROOT_KINDS; kind++) {       \
+            test_root root;                                   \
+            print_message("# on %s\n", root_kind_name(kind)); \
+            root_make(&root, kind);                           \
+            name##_on(&root);                                 \
+            root_drop(&root);                                 \
+        }                                                     \
+    }                                                         \
     static void name##_on(test_root *root)
 
 static run_spec run_of(uint32_t world, const uint64_t *steps, size_t n)
@@ -154,7 +154,8 @@ static void crash_everywhere(test_root *root, uint32_t world, fault_how how, con
                      (unsigned long long)again.resumed_from);
         }
         if (again.resumed_from != 10 && again.resumed_from != 20) {
-            fail_msg("operation %llu: resumed from %llu", (unsigned long long)n, (unsigned long long)again.resumed_from);
+            fail_msg("operation %llu: resumed from %llu", (unsigned long long)n,
+                     (unsigned long long)again.resumed_from);
         }
         assert_int_equal(again.skipped, 0);
         /* and what the crash left is gone */
@@ -268,7 +269,8 @@ ON_EVERY_ROOT(a_failed_last_sync_is_not_durable_and_stops_removal)
     const fault_event *log = fault_store_log(f, &n);
     uint64_t syncs = 0, commit_sync = 0;
     for (size_t i = 0; i < n; i++) {
-        bool commit = log[i].op == FAULT_RENAME_DIR || (log[i].op == FAULT_PUT_NEW && strstr(log[i].path, "lastgood.json"));
+        bool commit =
+            log[i].op == FAULT_RENAME_DIR || (log[i].op == FAULT_PUT_NEW && strstr(log[i].path, "lastgood.json"));
         if (log[i].op == FAULT_SYNC_DIR) {
             syncs++;
         }
@@ -560,7 +562,8 @@ ON_EVERY_ROOT(k03_retention_killed_half_way_is_finished_by_the_next_session)
         lg_error err = LG_ERROR_INIT;
         lg_session *s = must_resume(fault_store_handle(f), 1, &m);
         assert_int_equal(save_step(s, &m, 1, &err), LG_OK);
-        fault_store_arm(f, (fault_plan){.kinds = FAULT_CHANGES, .path = "step-000000000001", .nth = n, .how = FAULT_DIE});
+        fault_store_arm(f,
+                        (fault_plan){.kinds = FAULT_CHANGES, .path = "step-000000000001", .nth = n, .how = FAULT_DIE});
         assert_int_equal(save_step(s, &m, 2, &err), LG_OK); /* retention's trouble is not the save's */
         bool died = fault_store_fired(f) > 0;
         lg_session_close(s, NULL);
@@ -699,13 +702,15 @@ static void k01_sums_and_shards_swapped_between_ranks_and_steps_are_found(void *
 {
     (void)state;
     static const char *const swaps[] = {
-        "cp \"$new\"/rank-00001.sums x; cp \"$new\"/rank-00002.sums \"$new\"/rank-00001.sums; cp x \"$new\"/rank-00002.sums; rm x",
+        "cp \"$new\"/rank-00001.sums x; cp \"$new\"/rank-00002.sums \"$new\"/rank-00001.sums; cp x "
+        "\"$new\"/rank-00002.sums; rm x",
         "cp \"$old\"/rank-00002.sums \"$new\"/rank-00002.sums",
         "cp \"$old\"/shard-00001-model-00001-of-00001.safetensors \"$new\"/",
         "cp \"$old\"/shard-00002-optim-00001-of-00002.safetensors \"$new\"/",
         "cp \"$old\"/lastgood.json \"$new\"/",
         "cp \"$old\"/rank-*.sums \"$new\"/; cp \"$old\"/shard-* \"$new\"/",
-        "cp \"$new\"/shard-00001-model-00001-of-00001.safetensors \"$new\"/shard-00002-model-00001-of-00001.safetensors",
+        "cp \"$new\"/shard-00001-model-00001-of-00001.safetensors "
+        "\"$new\"/shard-00002-model-00001-of-00001.safetensors",
     };
     for (size_t i = 0; i < sizeof swaps / sizeof *swaps; i++) {
         test_root root;
@@ -770,9 +775,10 @@ static void a_root_copied_without_its_dot_files_moved_or_beside_strange_files_wo
     char script[1024];
     snprintf(script, sizeof script, "cp -r step-* '%s'/", copy.path);
     shell(&root, script);
-    shell(&copy, "mkdir checkpoint-99 step-5 step-000000000777 lost+found; touch latest notes.txt step-000000000500.g9.9x; "
-                 "ln -s step-000000000001.g1.1 step-000000000888.g8.8; ln -s . loop; mkfifo step-000000000999.g9.9; "
-                 "touch .owner-x .DS_Store; mkdir 'a[1]b'");
+    shell(&copy,
+          "mkdir checkpoint-99 step-5 step-000000000777 lost+found; touch latest notes.txt step-000000000500.g9.9x; "
+          "ln -s step-000000000001.g1.1 step-000000000888.g8.8; ln -s . loop; mkfifo step-000000000999.g9.9; "
+          "touch .owner-x .DS_Store; mkdir 'a[1]b'");
     run_spec again = run_of(3, STEPS(3));
     root_run(&copy, &again);
     assert_int_equal(again.resumed_from, 2);
@@ -783,7 +789,9 @@ static void a_root_copied_without_its_dot_files_moved_or_beside_strange_files_wo
     assert_int_equal(n, 3);
     assert_non_null(strstr(folders[2], "step-000000000003.g2."));
     /* foreign names are untouched */
-    shell(&copy, "test -d checkpoint-99 && test -d step-5 && test -p step-000000000999.g9.9 && test -L loop && test -f latest");
+    shell(
+        &copy,
+        "test -d checkpoint-99 && test -d step-5 && test -p step-000000000999.g9.9 && test -L loop && test -f latest");
     root_drop(&root);
     root_drop(&copy);
 }

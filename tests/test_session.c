@@ -23,19 +23,19 @@ static run_spec spec_of(uint32_t world, const uint64_t *steps, size_t n)
     return (run_spec){.world = world, .steps = steps, .n_steps = n};
 }
 
-#define ON_EVERY_ROOT(name)                                                                                            \
-    static void name##_on(test_root *root);                                                                            \
-    static void name(void **state)                                                                                     \
-    {                                                                                                                  \
-        (void)state;                                                                                                   \
-        for (int kind = 0; kind < ROOT_KINDS; kind++) {                                                                \
-            test_root root;                                                                                            \
-            print_message("# on %s\n", root_kind_name(kind));                                                          \
-            root_make(&root, kind);                                                                                    \
-            name##_on(&root);                                                                                          \
-            root_drop(&root);                                                                                          \
-        }                                                                                                              \
-    }                                                                                                                  \
+#define ON_EVERY_ROOT(name)                                   \
+    static void name##_on(test_root *root);                   \
+    static void name(void **state)                            \
+    {                                                         \
+        (void)state;                                          \
+        for (int kind = 0; kind < ROOT_KINDS; kind++) {       \
+            test_root root;                                   \
+            print_message("# on %s\n", root_kind_name(kind)); \
+            root_make(&root, kind);                           \
+            name##_on(&root);                                 \
+            root_drop(&root);                                 \
+        }                                                     \
+    }                                                         \
     static void name##_on(test_root *root)
 
 ON_EVERY_ROOT(an_empty_root_is_a_fresh_start)
@@ -63,8 +63,8 @@ ON_EVERY_ROOT(k08_a_run_resumes_on_any_number_of_ranks)
 typedef struct damage_case {
     const char *name;
     const char *file;
-    int64_t flip;   /* offset, or -1 */
-    int64_t cut;    /* new length, or -1: remove */
+    int64_t flip; /* offset, or -1 */
+    int64_t cut;  /* new length, or -1: remove */
 } damage_case;
 
 static void damage(test_root *root, const char *folder, const damage_case *d)

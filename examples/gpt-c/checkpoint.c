@@ -356,8 +356,9 @@ bool checkpoint_resume(checkpoint *c)
     c->newest_step = r->step;
     if (speaks) {
         report_skipped(r);
-        fprintf(stderr, "gpt-c: resumed step %" PRIu64 " (%s, saved by %" PRIu32 " ranks%s) on %d ranks\n", r->step,
-                r->folder, r->saved_world, r->verified ? "" : ", not verified", t->reducer->size);
+        fprintf(stderr, "gpt-c: resumed step %" PRIu64 " (%s, saved by %" PRIu32 " rank%s%s) on %d rank%s\n", r->step,
+                r->folder, r->saved_world, r->saved_world == 1 ? "" : "s", r->verified ? "" : ", not verified",
+                t->reducer->size, t->reducer->size == 1 ? "" : "s");
         fflush(stderr);
     }
     lg_resume_result_free(r);

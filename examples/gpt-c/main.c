@@ -58,11 +58,11 @@ static void print_clock(const train *t)
     const rank_clock *k = &t->clock;
     double seconds = k->compute_seconds + k->exchange_seconds + k->save_seconds;
     if (k->steps)
-        printf("rank 0: %llu steps on %d ranks in %.1f s: %.1f ms a step, of which %.0f%% computing, %.0f%% "
+        printf("rank 0: %llu steps on %d rank%s in %.1f s: %.1f ms a step, of which %.0f%% computing, %.0f%% "
                "exchanging, %.0f%% saving\n",
-               (unsigned long long)k->steps, t->reducer->size, seconds, 1e3 * seconds / (double)k->steps,
-               100 * k->compute_seconds / seconds, 100 * k->exchange_seconds / seconds,
-               100 * k->save_seconds / seconds);
+               (unsigned long long)k->steps, t->reducer->size, t->reducer->size == 1 ? "" : "s", seconds,
+               1e3 * seconds / (double)k->steps, 100 * k->compute_seconds / seconds,
+               100 * k->exchange_seconds / seconds, 100 * k->save_seconds / seconds);
 }
 
 int main(int argc, char **argv)
@@ -88,8 +88,9 @@ int main(int argc, char **argv)
 
     train *t = train_create(&o, MPI_COMM_WORLD);
     if (rank == 0)
-        fprintf(stderr, "gpt-c: %zu parameters, %d ranks, %u micro-batches of %u bytes a step\n",
-                t->model->n_parameters, t->reducer->size, t->reducer->leaves, t->model->config.context);
+        fprintf(stderr, "gpt-c: %zu parameters, %d rank%s, %u micro-batches of %u bytes a step\n",
+                t->model->n_parameters, t->reducer->size, t->reducer->size == 1 ? "" : "s", t->reducer->leaves,
+                t->model->config.context);
     checkpoint *c = o.no_checkpoint ? NULL : checkpoint_open(t);
     if (!c || !checkpoint_resume(c))
         train_start(t);

@@ -144,6 +144,7 @@ LG_API void lg_memory_store_drop(const char *name);
  * known to lack them. `inner` stays the caller's and must outlive it. */
 LG_API lg_status lg_store_without(lg_store *inner, uint32_t caps, lg_store **out, lg_error *err);
 
+/* What the store promises: LG_CAP_… bits. */
 LG_API uint32_t lg_store_caps(const lg_store *store);
 
 /* ------------------------------------------------------------- communicators

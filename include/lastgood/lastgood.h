@@ -199,7 +199,11 @@ enum {
     LG_TENSOR_BUFFER = 1u << 0,
     /* lg_load_tensor: leave the destination alone when the checkpoint lacks
      * the tensor; the load's report lists it. */
-    LG_TENSOR_OPTIONAL = 1u << 1
+    LG_TENSOR_OPTIONAL = 1u << 1,
+    /* lg_load_tensor: of a tensor that is kept per rank, take the copy of the
+     * target's `rank`; without this flag the first rank's is taken, or at
+     * resume on the same number of ranks one's own. No effect on others. */
+    LG_TENSOR_COPY_OF_RANK = 1u << 2
 };
 
 /* A tensor to save: what it is globally, and the part this rank holds.
@@ -255,11 +259,11 @@ typedef struct lg_target {
     const uint64_t *offset; /* elements, or NULL */
     const uint64_t *extent; /* elements, or NULL */
     const lg_layout *layout;
-    uint32_t rank; /* with layout: whose part; usually the caller's rank */
+    uint32_t rank; /* with layout: whose part, usually the caller's; with LG_TENSOR_COPY_OF_RANK: whose copy */
     uint64_t flat_offset;
     void *data;
     const int64_t *strides; /* bytes; NULL = packed row-major */
-    uint32_t flags;         /* LG_TENSOR_OPTIONAL */
+    uint32_t flags;         /* LG_TENSOR_OPTIONAL, LG_TENSOR_COPY_OF_RANK */
 } lg_target;
 
 #define LG_TARGET_INIT                                                                  \
@@ -374,7 +378,7 @@ typedef struct lg_session_options {
  * owners left unfinished. */
 LG_API lg_status lg_session_open(const char *root, const lg_session_options *options, lg_session **out, lg_error *err);
 
-/* Collective. Waits for what is in flight. The handle is gone whatever the
+/* Frees a session; every rank closes its own. The handle is gone whatever the
  * result. */
 LG_API lg_status lg_session_close(lg_session *session, lg_error *err);
 
@@ -932,7 +936,8 @@ typedef struct lg_sampler {
 enum { LG_SAMPLER_SEQUENTIAL = 1u << 0 /* no shuffling */ };
 
 LG_API lg_status lg_sampler_init(lg_sampler *s, uint64_t samples, uint64_t seed, uint32_t flags, lg_error *err);
-/* The sample at `position` of epoch `epoch`, without moving; position < samples. */
+/* The sample at `position` of epoch `epoch`, without moving; UINT64_MAX for a
+ * position from `samples` on. */
 LG_API uint64_t lg_sampler_at(const lg_sampler *s, uint64_t epoch, uint64_t position);
 /* The sample `ahead` places from now, over epoch ends; nothing moves. */
 LG_API uint64_t lg_sampler_peek(const lg_sampler *s, uint64_t ahead);

@@ -138,7 +138,6 @@ typedef struct arrival {
 } arrival;
 
 typedef struct collection {
-    const lg__mpi_call *c;
     arrival *ranks;
     bool data;  /* heads are there; now their data */
     bool heard; /* at least once */
@@ -287,7 +286,7 @@ static lg_status collect(lg__mpi_call *c, const void *mine, uint64_t bytes, bool
                          uint64_t *result_bytes, lg_error *err)
 {
     lg__mpi_fabric *f = c->f;
-    collection l = {.c = c, .ranks = calloc(f->size, sizeof(arrival))};
+    collection l = {.ranks = calloc(f->size, sizeof(arrival))};
     if (l.ranks == NULL) {
         return lg__mpi_no_memory(err);
     }

@@ -25,8 +25,8 @@
  * communicator's own memory or its MPI duplicate (the core makes no further
  * call to it). Nothing is lost but in a run that has failed.
  *
- * This file sees only the core's public symbols; results are malloc'ed, for
- * lg_free. */
+ * The library lastgood-mpi sees only the core's public symbols; so results come
+ * from malloc itself, for lg_free. */
 
 #include "comm/text.h"
 

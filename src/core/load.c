@@ -173,7 +173,14 @@ static lg_status add_target(lg_load *load, const lg_target *target, const lg__ma
         return lg__nomem(err);
     }
     size_t w = load->n_wanted;
-    load->wanted[w] = (lg__wanted){.name = t->name, .stored = lg__checkpoint_stored(load->c, t)};
+    load->wanted[w] = (lg__wanted){.name = t->name, .stored = lg__checkpoint_stored(load->c, t), .copy_of = UINT32_MAX};
+    const lg__manifest_tensor *stored = load->wanted[w].stored;
+    if ((target->flags & LG_TENSOR_COPY_OF_RANK) != 0 && lg__manifest_is_copies(load->c->m, stored)) {
+        uint32_t index;
+        LG__RETURN_IF(!lg__layout_index_of(load->c->m->layouts[stored->layout], target->rank, &index), err,
+                      LG_ERR_MISSING, "rank %u kept no copy of it", target->rank);
+        load->wanted[w].copy_of = target->rank;
+    }
     const int64_t *strides = NULL;
     if (target->strides != NULL && t->ndim > 0) {
         int64_t *copy = lg__arena_array(load->arena, t->ndim, sizeof *copy);
@@ -212,8 +219,8 @@ lg_status lg_load_tensor(lg_load *load, const lg_target *target, lg_error *err)
     lg__printable(target->name, shown, sizeof shown);
     LG__RETURN_IF(target->ndim > LG_MAX_NDIM || (target->ndim > 0 && target->shape == NULL), err, LG_ERR_INVALID,
                   "\"%s\": a target needs its shape, of at most %d dimensions", shown, LG_MAX_NDIM);
-    LG__RETURN_IF((target->flags & ~(uint32_t)(LG_TENSOR_OPTIONAL | LG_TENSOR_BUFFER)) != 0, err, LG_ERR_INVALID,
-                  "\"%s\": unknown target flags 0x%x", shown, target->flags);
+    LG__RETURN_IF((target->flags & ~(uint32_t)(LG_TENSOR_OPTIONAL | LG_TENSOR_BUFFER | LG_TENSOR_COPY_OF_RANK)) != 0,
+                  err, LG_ERR_INVALID, "\"%s\": unknown target flags 0x%x", shown, target->flags);
     const lg__manifest_tensor *t = lg__manifest_find(load->c->m, target->name);
     if (t == NULL) {
         return target->flags & LG_TENSOR_OPTIONAL ? note_missing(load, target->name, err)

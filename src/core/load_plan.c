@@ -62,12 +62,13 @@ static lg_status find_touches(lg_load *load, touches *t, lg_error *err)
     LG__RETURN_IF(load->n_parts > UINT32_MAX, err, LG_ERR_LIMIT, "more than 2^32 regions in one load");
     char key[LG__KEY_MAX];
     for (size_t i = 0; i < load->n_parts; i++) {
-        const lg__manifest_tensor *stored = load->wanted[load->parts[i].wanted].stored;
+        const lg__wanted *wanted = &load->wanted[load->parts[i].wanted];
+        const lg__manifest_tensor *stored = wanted->stored;
         lg__region region = part_region(&load->parts[i], stored->ndim);
         lg_group group;
         lg__checkpoint_key(load->c, stored, &group, key);
-        uint32_t copy_of = UINT32_MAX;
-        if (lg__manifest_is_copies(load->c->m, stored)) {
+        uint32_t copy_of = wanted->copy_of;
+        if (copy_of == UINT32_MAX && lg__manifest_is_copies(load->c->m, stored)) {
             copy_of = lg__checkpoint_copy_of(load->c, stored, load->rank, load->world);
         }
         t->part = (uint32_t)i;

@@ -28,7 +28,7 @@ lg_status lg_checkpoint_global_u64(lg_checkpoint *c, const char *key, uint64_t *
 {
     LG__ERR(err);
     LG__RETURN_IF(out == NULL, err, LG_ERR_INVALID, "global state: give a place for the value");
-    const json_t *v;
+    const json_t *v = NULL;
     LG__TRY(global_value(c, key, &v, err));
     return in_key(key, lg__tagged_get_u64(v, out, err), err);
 }
@@ -37,7 +37,7 @@ lg_status lg_checkpoint_global_i64(lg_checkpoint *c, const char *key, int64_t *o
 {
     LG__ERR(err);
     LG__RETURN_IF(out == NULL, err, LG_ERR_INVALID, "global state: give a place for the value");
-    const json_t *v;
+    const json_t *v = NULL;
     LG__TRY(global_value(c, key, &v, err));
     return in_key(key, lg__tagged_get_i64(v, out, err), err);
 }
@@ -46,7 +46,7 @@ lg_status lg_checkpoint_global_f64(lg_checkpoint *c, const char *key, double *ou
 {
     LG__ERR(err);
     LG__RETURN_IF(out == NULL, err, LG_ERR_INVALID, "global state: give a place for the value");
-    const json_t *v;
+    const json_t *v = NULL;
     LG__TRY(global_value(c, key, &v, err));
     return in_key(key, lg__tagged_get_f64(v, out, err), err);
 }
@@ -55,7 +55,7 @@ lg_status lg_checkpoint_global_str(lg_checkpoint *c, const char *key, const char
 {
     LG__ERR(err);
     LG__RETURN_IF(out == NULL, err, LG_ERR_INVALID, "global state: give a place for the value");
-    const json_t *v;
+    const json_t *v = NULL;
     LG__TRY(global_value(c, key, &v, err));
     LG__RETURN_IF(!json_is_string(v), err, LG_ERR_MISMATCH, "global state \"%.200s\" is no string", key);
     LG__RETURN_IF(json_string_length(v) != strlen(json_string_value(v)), err, LG_ERR_MISMATCH,
@@ -97,7 +97,7 @@ lg_status lg_checkpoint_global_bytes(lg_checkpoint *c, const char *key, const vo
 {
     LG__ERR(err);
     LG__RETURN_IF(data == NULL || bytes == NULL, err, LG_ERR_INVALID, "global state: give places for bytes and length");
-    const json_t *v;
+    const json_t *v = NULL;
     LG__TRY(global_value(c, key, &v, err));
     const lg__handed_out *kept = find_value(c, key, false);
     if (kept == NULL) {
@@ -119,7 +119,7 @@ lg_status lg_checkpoint_global_json(lg_checkpoint *c, const char *key, const cha
 {
     LG__ERR(err);
     LG__RETURN_IF(out == NULL, err, LG_ERR_INVALID, "global state: give a place for the value");
-    const json_t *v;
+    const json_t *v = NULL;
     LG__TRY(global_value(c, key, &v, err));
     const lg__handed_out *kept = find_value(c, key, true);
     if (kept == NULL) {
@@ -210,22 +210,6 @@ static lg_status list_blobs(lg_checkpoint *c, uint32_t rank, lg__buf *out, lg_er
     return LG_OK;
 }
 
-static lg_status other_world(lg_checkpoint *c, const char *key, uint32_t rank, uint32_t world, lg_error *err)
-{
-    lg__buf keys;
-    lg__buf_init(&keys, 1400);
-    lg_error why = LG_ERROR_INIT;
-    uint32_t of = rank < c->m->world ? rank : 0;
-    list_blobs(c, of, &keys, &why); /* a list cut short, or none, still leaves the message right */
-    char shown[300], all[1400];
-    lg_error_set(err, LG_ERR_WORLD,
-                 "state \"%s\" was saved by %u ranks and cannot be cut anew for %u; such per-rank state is: %s%s",
-                 lg__printable(key, shown, sizeof shown), c->m->world, world,
-                 keys.len > 0 ? lg__printable(keys.data, all, sizeof all) : "(none)", keys.failed ? ", …" : "");
-    lg__buf_free(&keys);
-    return LG_ERR_WORLD;
-}
-
 /* Says whether another rank has the key: a set with a gap is another mistake
  * than a key that was never saved. Looks at a few ranks only, since every
  * rank of a large job may come here at once. */
@@ -252,6 +236,26 @@ static lg_status no_blob(lg_checkpoint *c, const char *key, const char *name, ui
                         (unsigned long long)c->m->step);
 }
 
+static lg_status other_world(lg_checkpoint *c, const char *key, const char *name, uint32_t rank, uint32_t world,
+                             lg_error *err)
+{
+    lg__buf keys;
+    lg__buf_init(&keys, 1400);
+    lg_error why = LG_ERROR_INIT;
+    uint32_t of = rank < c->m->world ? rank : 0;
+    if (list_blobs(c, of, &keys, &why) == LG_OK && keys.len == 0) {
+        lg__buf_free(&keys);
+        return no_blob(c, key, name, of, err);
+    }
+    char shown[300], all[1400];
+    lg_error_set(err, LG_ERR_WORLD,
+                 "state \"%s\" was saved by %u ranks and cannot be cut anew for %u; such per-rank state is: %s%s",
+                 lg__printable(key, shown, sizeof shown), c->m->world, world,
+                 keys.len > 0 ? lg__printable(keys.data, all, sizeof all) : "(not readable)", keys.failed ? ", …" : "");
+    lg__buf_free(&keys);
+    return LG_ERR_WORLD;
+}
+
 lg_status lg_checkpoint_rank_bytes(lg_checkpoint *c, const char *key, uint32_t rank, uint32_t world, void **data,
                                    size_t *bytes, lg_error *err)
 {
@@ -260,12 +264,12 @@ lg_status lg_checkpoint_rank_bytes(lg_checkpoint *c, const char *key, uint32_t r
                   "lg_checkpoint_rank_bytes needs a checkpoint, a key and places for the result");
     LG__TRY(lg__name_check("key", key, strlen(key), err));
     LG__RETURN_IF(world != 0 && rank >= world, err, LG_ERR_INVALID, "rank %u of %u", rank, world);
-    if ((world != 0 && world != c->m->world) || rank >= c->m->world) {
-        return other_world(c, key, rank, world != 0 ? world : rank + 1, err);
-    }
     char name[LG__KEY_MAX];
     memcpy(name, LG__RAW_BYTES_PREFIX, strlen(LG__RAW_BYTES_PREFIX));
     memcpy(name + strlen(LG__RAW_BYTES_PREFIX), key, strlen(key) + 1);
+    if ((world != 0 && world != c->m->world) || rank >= c->m->world) {
+        return other_world(c, key, name, rank, world != 0 ? world : rank + 1, err);
+    }
     lg__shard *shard = NULL;
     const lg__st_tensor *entry = NULL;
     LG__TRY(find_blob(c, rank, name, &shard, &entry, err));

@@ -92,6 +92,30 @@ static lg_status split_folder(const char *where, lg__where *out, lg_error *err)
     return LG_OK;
 }
 
+/* Does the path end in a name that only a folder inside a root has? Then it is
+ * meant as such, even if its manifest is gone. */
+static lg__root_kind last_name(const char *where)
+{
+    size_t n = strlen(where);
+    while (n > 1 && where[n - 1] == '/') {
+        n--;
+    }
+    size_t cut = n;
+    while (cut > 0 && where[cut - 1] != '/') {
+        cut--;
+    }
+    if (cut == 0 && n >= 5 && strncmp(where, "file:", 5) == 0) {
+        cut = 5;
+    }
+    char name[LG__NAME_MAX];
+    if (n - cut >= sizeof name) {
+        return LG__ROOT_FOREIGN;
+    }
+    memcpy(name, where + cut, n - cut);
+    name[n - cut] = '\0';
+    return lg__root_name_parse(name).kind;
+}
+
 lg_status lg__where_parse(const char *where, lg__where *out, lg_error *err)
 {
     LG__RETURN_IF(where == NULL || *where == '\0', err, LG_ERR_INVALID, "no root or step folder given");
@@ -116,7 +140,12 @@ lg_status lg__where_parse(const char *where, lg__where *out, lg_error *err)
         *err = why;
         return lg_error_wrap(err, "%s", where);
     }
-    if (manifest) {
+    lg__root_kind kind = last_name(where);
+    LG__RETURN_IF(kind == LG__ROOT_PARTIAL, err, LG_ERR_NOT_FOUND,
+                  "%s is an attempt that was not committed, not a checkpoint", where);
+    LG__RETURN_IF(kind == LG__ROOT_TRASH, err, LG_ERR_NOT_FOUND,
+                  "%s was renamed to be removed: it is no checkpoint any more", where);
+    if (manifest || kind == LG__ROOT_STEP) {
         return split_folder(where, out, err);
     }
     out->kind = LG__WHERE_ROOT;
@@ -154,7 +183,6 @@ static lg_status find(lg_store *store, const lg__where *w, lg__walk *walk, lg__w
             continue;
         }
         if (w->kind != LG__WHERE_ROOT) {
-            LG__RETURN_IF(item->m == NULL, err, item->status, "%s: %s", item->name, item->reason);
             *out = item;
             return LG_OK;
         }
@@ -207,12 +235,12 @@ static lg_status add_moved(lg_store *store, const lg__where *w, lg__walk *walk, 
         st = lg__manifest_decode(item->bytes.data, item->bytes.len, &item->m, err);
     }
     if (st == LG_OK && item->m->tombstone) {
-        st = lg_error_set(err, LG_ERR_NOT_FOUND, "%s is an attempt that was ended, not a checkpoint", w->folder);
+        st = lg_error_set(err, LG_ERR_NOT_FOUND, "it was left by an attempt that was ended, not by a checkpoint");
     }
     if (st != LG_OK) {
         lg__manifest_free(item->m);
         lg__buf_free(&item->bytes);
-        return st;
+        return lg_error_wrap(err, "%s", path);
     }
     item->generation = item->m->generation;
     item->step = item->m->step;
@@ -255,7 +283,14 @@ lg_status lg_checkpoint_open(const char *where, lg_checkpoint **out, lg_error *e
     lg__walk *walk;
     lg__walk_item *item = NULL;
     LG__TRY(lg__where_find(where, &store, &walk, &item, err));
-    lg_status st = lg__checkpoint_open_in(store, true, item->name, item->bytes.data, item->bytes.len, out, err);
+    lg_status st;
+    if (item->m != NULL) {
+        st = lg__checkpoint_open_in(store, true, item->name, item->bytes.data, item->bytes.len, out, err);
+    } else {
+        /* The folder is there; what is not found is its manifest. */
+        st = item->status == LG_ERR_NOT_FOUND ? LG_ERR_NOT_WHOLE : item->status;
+        lg_error_set(err, st, "%s: %s", item->name, item->reason);
+    }
     lg__walk_free(walk);
     if (st != LG_OK) {
         lg_store_free(store);

@@ -20,8 +20,9 @@ void lg__where_free(lg__where *w);
 
 /* Opens the root's store and finds the item that is meant: the newest good one
  * (manifest and sizes) of a root, the newest generation of a step. For a root
- * without any: LG_ERR_EMPTY or LG_ERR_NO_GOOD. *walk and *item belong together;
- * *store and *walk are the caller's. */
+ * without any: LG_ERR_EMPTY or LG_ERR_NO_GOOD. One that is named may have a
+ * manifest that cannot be read: its m is NULL then. *walk and *item belong
+ * together; *store and *walk are the caller's. */
 lg_status lg__where_find(const char *where, lg_store **store, lg__walk **walk, lg__walk_item **item, lg_error *err);
 
 #endif

@@ -625,7 +625,7 @@ static int collect(int fd, const struct dirent *d, lg__buf *names)
 static lg_status posix_list(void *ctx, const char *path, int (*fn)(const lg_node *node, void *arg), void *arg,
                             lg_error *err)
 {
-    int fd;
+    int fd = -1;
     LG__TRY(open_folder(ctx, path[0] == '\0' ? "." : path, "list", path, &fd, err));
     DIR *dir = fdopendir(fd);
     if (dir == NULL) {

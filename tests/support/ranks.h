@@ -25,19 +25,20 @@ void run_ranks(uint32_t world, lg_store *store, void (*fn)(rank_env *env), void 
 
 /* cmocka's assertions do not work in threads: a rank says here what it found
  * wrong, and its status becomes LG_ERR_INTERNAL. */
-#define RANK_CHECK(env, cond)                                                                                          \
-    do {                                                                                                               \
-        if (!(cond)) {                                                                                                 \
-            (env)->status = lg_error_set(&(env)->err, LG_ERR_INTERNAL, "%s:%d: not true: %s", __FILE__, __LINE__, #cond); \
-            return;                                                                                                    \
-        }                                                                                                              \
+#define RANK_CHECK(env, cond)                                                                                 \
+    do {                                                                                                      \
+        if (!(cond)) {                                                                                        \
+            (env)->status =                                                                                   \
+                lg_error_set(&(env)->err, LG_ERR_INTERNAL, "%s:%d: not true: %s", __FILE__, __LINE__, #cond); \
+            return;                                                                                           \
+        }                                                                                                     \
     } while (0)
-#define RANK_TRY(env, expr)                                                                                            \
-    do {                                                                                                               \
-        (env)->status = (expr);                                                                                        \
-        if ((env)->status != LG_OK) {                                                                                  \
-            return;                                                                                                    \
-        }                                                                                                              \
+#define RANK_TRY(env, expr)           \
+    do {                              \
+        (env)->status = (expr);       \
+        if ((env)->status != LG_OK) { \
+            return;                   \
+        }                             \
     } while (0)
 
 /* ---- the model: "w" [13, 6] F32 cut by rows; "m" its two moments in a flat
