@@ -4,6 +4,7 @@
 Shared by tools/demo and tools/soak; standard library only.
 """
 
+import atexit
 import os
 import shutil
 import signal
@@ -20,6 +21,15 @@ MPIRUN = os.environ.get("MPIRUN", "mpirun")
 TEXT = SOURCE / "examples" / "gpt-c" / "data" / "persuasion.txt"
 
 POLL_SECONDS = 0.002
+
+
+running = set()  # jobs that have not been cleaned up; none outlives the script
+
+
+@atexit.register
+def kill_running():
+    for job in list(running):
+        job.kill()
 
 
 class JobError(Exception):
@@ -115,13 +125,15 @@ class Job:
             command += ["--mca", key, value]
         command.append(str(TRAINER))
         command += [str(a) for a in arguments]
+        # Open MPI leaks; in a build with AddressSanitizer that would be the trainer's failure
+        environment = {"ASAN_OPTIONS": "detect_leaks=0", **os.environ}
         self.started = time.monotonic()
         with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
             # a session of its own: signals to this script do not reach it and its group can be killed
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True, env=environment
             )
-        self.seen = set()
+        running.add(self)
 
     def errors(self):
         return self.err_path.read_text(errors="replace")
@@ -195,7 +207,11 @@ class Job:
         if rank not in pids or self.finished():
             return False
         send(pids[rank], signal.SIGKILL)
-        self.process.wait(60)
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            # Open MPI 4.1's mpirun can wait for ever when a rank dies while it connects
+            return self.kill()
         self.wait_gone(pids.values())
         self.clean()
         return self.process.returncode != 0
@@ -214,5 +230,6 @@ class Job:
             time.sleep(POLL_SECONDS)
 
     def clean(self):
+        running.discard(self)
         for folder in (self.session, self.shared):
             shutil.rmtree(folder, ignore_errors=True)

@@ -36,10 +36,11 @@ def main():
             same = trained(folder, f"ranks-{ranks}", ranks, *base) == expected
             tests.append((same, f"{ranks} ranks train to the same bits as one"))
         # the comparison must be able to fail
-        for what, option in (("seed", ["--seed", 2]), ("dropout", ["--dropout", 0.2]), ("batch", ["--micro-batches", 7])):
-            other = trained(folder, what, 2, *base, *option)
-            tests.append((other[0] != expected[0], f"another {what} trains to other bits"))
-        losses = [float(line.split()[3]) for line in trained(folder, "long", 2, "--steps", 60, "--lr", 0.01)[1].splitlines()]
+        for what, value in (("seed", 2), ("dropout", 0.2), ("micro-batches", 7)):
+            other = trained(folder, what, 2, *base, f"--{what}", value)
+            tests.append((other[0] != expected[0], f"another --{what} trains to other bits"))
+        _, log = trained(folder, "long", 2, "--steps", 60, "--lr", 0.01)
+        losses = [float(line.split()[3]) for line in log.splitlines()]
         fell = losses[0] > 5.3 and sum(losses[-5:]) / 5 < 3.3
         tests.append((fell, f"the loss falls from {losses[0]:.2f} to below 3.3 in 60 steps ({losses[-1]:.2f})"))
     print(f"1..{len(tests)}")

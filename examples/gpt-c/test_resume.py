@@ -30,7 +30,8 @@ class Bench:
 
     def start(self, ranks, *arguments, steps=STEPS):
         self.starts += 1
-        base = [*SMALL, "--root", self.root, "--steps", steps, "--save-every", 4, "--dump", self.dump, "--log", self.log]
+        base = [*SMALL, "--root", self.root, "--steps", steps, "--save-every", 4]
+        base += ["--dump", self.dump, "--log", self.log]
         return mpijob.Job(ranks, [*base, *arguments], self.folder, f"start-{self.starts}")
 
     def run(self, ranks, *arguments, steps=STEPS):
@@ -100,7 +101,8 @@ def refuses_another_model(folder, _expected):
         ("--data", text),
     ):
         code, said = b.run(2, option, value)
-        yield code == 1 and some(said, "error", option), f"K10: another {option} than the checkpoint's is refused by name"
+        refused = code == 1 and some(said, "error", option)
+        yield refused, f"K10: another {option} than the checkpoint's is refused by name"
     yield [f.name[:17] for f in b.checkpoints()] == ["step-000000000004"], "refused starts change nothing"
 
 
@@ -111,7 +113,8 @@ def falls_back(folder, expected):
     code, said = b.run(2, "--strict")
     yield code == 1 and some(said, "error", "shard-"), "--strict refuses a damaged newest checkpoint"
     code, said = b.run(4, "--keep", 0)
-    yield code == 0 and some(said, "skipped step 12", "shard-"), "K01: a damaged checkpoint is passed over, with the reason"
+    told = some(said, "skipped step 12", "shard-")
+    yield code == 0 and told, "K01: a damaged checkpoint is passed over, with the reason"
     yield some(said, "resumed step 8"), "K01: the one before it is resumed"
     yield b.result() == expected, "a run that fell back ends with the same bits"
 
@@ -120,7 +123,8 @@ def falls_back(folder, expected):
     before = b.checkpoints()
     code, said = b.run(2)
     yield code == 1 and some(said, "LG_ERR_NO_GOOD"), "a root with damaged checkpoints only is an error, not a new run"
-    yield len([line for line in said if line.startswith("skipped")]) == len(before), "each of them is told with its reason"
+    skipped = [line for line in said if line.startswith("skipped")]
+    yield len(skipped) == len(before), "each of them is told with its reason"
     code, said = b.run(2, "--new-run")
     yield code == 0 and b.result() == expected and len(b.checkpoints()) > 0, "--new-run starts over there when asked"
 

@@ -378,7 +378,7 @@ typedef struct lg_session_options {
  * owners left unfinished. */
 LG_API lg_status lg_session_open(const char *root, const lg_session_options *options, lg_session **out, lg_error *err);
 
-/* Collective. Waits for what is in flight. The handle is gone whatever the
+/* Frees a session; every rank closes its own. The handle is gone whatever the
  * result. */
 LG_API lg_status lg_session_close(lg_session *session, lg_error *err);
 
@@ -936,7 +936,8 @@ typedef struct lg_sampler {
 enum { LG_SAMPLER_SEQUENTIAL = 1u << 0 /* no shuffling */ };
 
 LG_API lg_status lg_sampler_init(lg_sampler *s, uint64_t samples, uint64_t seed, uint32_t flags, lg_error *err);
-/* The sample at `position` of epoch `epoch`, without moving; position < samples. */
+/* The sample at `position` of epoch `epoch`, without moving; UINT64_MAX for a
+ * position from `samples` on. */
 LG_API uint64_t lg_sampler_at(const lg_sampler *s, uint64_t epoch, uint64_t position);
 /* The sample `ahead` places from now, over epoch ends; nothing moves. */
 LG_API uint64_t lg_sampler_peek(const lg_sampler *s, uint64_t ahead);

@@ -473,10 +473,8 @@ static lg_status table_from(lg_checkpoint *c, lg_file *file, const lg__report *r
     return LG_OK;
 }
 
-lg_status lg__read_table(lg_checkpoint *c, const lg__report *report, const lg__sums_head *sums, const lg__shard *s,
-                         lg__table *out, lg_error *err)
+lg_status lg__read_table(lg_checkpoint *c, const lg__report *report, const lg__shard *s, lg__table *out, lg_error *err)
 {
-    (void)sums;
     char name[LG__NAME_MAX];
     lg__sums_file(s->rank, name);
     lg_file *file = NULL;
@@ -498,7 +496,7 @@ lg_status lg__checkpoint_table(lg_checkpoint *c, lg__shard *s, const lg__table *
         if (t == NULL) {
             return lg__nomem(err);
         }
-        lg_status status = lg__read_table(c, report, &c->ranks[s->rank].sums, s, t, err);
+        lg_status status = lg__read_table(c, report, s, t, err);
         if (status != LG_OK) {
             lg__free(t);
             return status;

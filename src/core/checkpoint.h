@@ -91,8 +91,7 @@ void lg__checkpoint_forget(lg_checkpoint *c, uint32_t rank);
 /* The same reads without the cache, for verification: the caller frees. `file`
  * is open on the shard; with table == NULL the header is parsed unverified. */
 lg_status lg__read_report(lg_checkpoint *c, uint32_t rank, lg__report **report, lg__sums_head *sums, lg_error *err);
-lg_status lg__read_table(lg_checkpoint *c, const lg__report *report, const lg__sums_head *sums, const lg__shard *s,
-                         lg__table *out, lg_error *err);
+lg_status lg__read_table(lg_checkpoint *c, const lg__report *report, const lg__shard *s, lg__table *out, lg_error *err);
 lg_status lg__read_header(lg_checkpoint *c, const lg__shard *s, lg_file *file, const lg__table *table,
                           lg__st_header **out, lg_error *err);
 

@@ -308,7 +308,7 @@ void lg__verify_file_free(lg__verify_file *f)
 /* Opens a file and reads its table and header. Without a report its header is
  * read all the same, unchecked, so that what it should hold is known. NULL if
  * it is not there. */
-static lg__verify_file *open_one(lg__verify *v, const lg__shard *s, const lg__report *report, const lg__sums_head *sums)
+static lg__verify_file *open_one(lg__verify *v, const lg__shard *s, const lg__report *report)
 {
     lg_error why = LG_ERROR_INIT;
     lg_file *file = NULL;
@@ -332,7 +332,7 @@ static lg__verify_file *open_one(lg__verify *v, const lg__shard *s, const lg__re
     f->shard.index = s->index;
     f->step = RANGE_BYTES / v->c->m->block_bytes;
     f->step = f->step == 0 ? 1 : f->step;
-    if (report != NULL && lg__read_table(v->c, report, sums, s, &f->table, &why) != LG_OK) {
+    if (report != NULL && lg__read_table(v->c, report, s, &f->table, &why) != LG_OK) {
         char name[LG__NAME_MAX];
         lg__sums_file(s->rank, name);
         lg__verify_failed(v, name, "", 0, 0, &why);
@@ -375,7 +375,7 @@ lg__verify_file *lg__verify_rank(lg__verify *v, uint32_t rank)
         return NULL;
     }
     for (size_t i = 0; i < r.n; i++) {
-        r.files[i] = open_one(v, &files->shards[i], report, &sums);
+        r.files[i] = open_one(v, &files->shards[i], report);
         lg__verify_file_seen(v);
     }
     lg__report_free(report);

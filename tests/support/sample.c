@@ -190,6 +190,31 @@ const build_tensor *sample_tensor(const sample *s, const char *name)
     return NULL;
 }
 
+lg_target sample_target(const build_tensor *t, void *data)
+{
+    lg_target target = LG_TARGET_INIT;
+    target.name = t->name;
+    target.dtype = t->dtype;
+    target.ndim = t->ndim;
+    target.shape = t->shape;
+    target.data = data;
+    return target;
+}
+
+lg_status sample_load(lg_checkpoint *c, const lg_target *targets, size_t n, uint32_t flags, lg_error *err)
+{
+    lg_load *load = NULL;
+    lg_status st = lg_load_begin(c, flags, &load, err);
+    for (size_t i = 0; i < n && st == LG_OK; i++) {
+        st = lg_load_tensor(load, &targets[i], err);
+    }
+    if (st == LG_OK) {
+        st = lg_load_run(load, err);
+    }
+    lg_load_free(load);
+    return st;
+}
+
 static const char *state_wrong(const sample *s, lg_checkpoint *c, lg_error *err)
 {
     void *data;
@@ -225,23 +250,14 @@ static const char *state_wrong(const sample *s, lg_checkpoint *c, lg_error *err)
 const char *sample_load_wrong(const sample *s, lg_checkpoint *c, uint32_t flags, lg_error *err)
 {
     char *loaded[SAMPLE_TENSORS] = {NULL};
-    const char *wrong = NULL;
-    lg_load *load = NULL;
-    lg_status status = lg_load_begin(c, flags, &load, err);
-    for (size_t i = 0; i < s->n_tensors && status == LG_OK; i++) {
+    lg_target targets[SAMPLE_TENSORS];
+    for (size_t i = 0; i < s->n_tensors; i++) {
         const build_tensor *t = &s->tensors[i];
-        lg_target target = LG_TARGET_INIT;
-        target.name = t->name;
-        target.dtype = t->dtype;
-        target.ndim = t->ndim;
-        target.shape = t->shape;
-        target.data = loaded[i] = calloc(1, build_bytes(t->dtype, t->ndim, t->shape) + 1);
-        status = lg_load_tensor(load, &target, err);
+        loaded[i] = calloc(1, build_bytes(t->dtype, t->ndim, t->shape) + 1);
+        targets[i] = sample_target(t, loaded[i]);
     }
-    if (status == LG_OK) {
-        status = lg_load_run(load, err);
-    }
-    wrong = status == LG_OK ? NULL : "load";
+    lg_status status = sample_load(c, targets, s->n_tensors, flags, err);
+    const char *wrong = status == LG_OK ? NULL : "load";
     for (size_t i = 0; i < s->n_tensors; i++) {
         const build_tensor *t = &s->tensors[i];
         if (status == LG_OK && memcmp(loaded[i], t->data, build_bytes(t->dtype, t->ndim, t->shape)) != 0) {
@@ -249,7 +265,6 @@ const char *sample_load_wrong(const sample *s, lg_checkpoint *c, uint32_t flags,
         }
         free(loaded[i]);
     }
-    lg_load_free(load);
     return wrong != NULL ? wrong : state_wrong(s, c, err);
 }
 

@@ -38,6 +38,10 @@ sample *sample_make_small(int kind);
 void sample_free(sample *s);
 const build_tensor *sample_tensor(const sample *s, const char *name);
 
+/* A target for the whole of `t`; and one load of `n` targets. */
+lg_target sample_target(const build_tensor *t, void *data);
+lg_status sample_load(lg_checkpoint *c, const lg_target *targets, size_t n, uint32_t flags, lg_error *err);
+
 /* Loads everything: every tensor whole, every rank's state, attached files.
  * NULL if all is as it was saved. Else what is not; err->status is LG_OK when
  * wrong values were handed out as good ones. */
