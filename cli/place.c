@@ -91,13 +91,31 @@ static const char *last_of(const char *path)
     return slash == NULL || slash[1] == '\0' ? path : slash + 1;
 }
 
+/* A link ("latest") stands for what it leads to, and "." for its own name: the
+ * library follows no links inside a root, and needs a step folder's name. */
+static void resolve(place *p)
+{
+    struct stat st;
+    const char *last = last_of(p->path);
+    bool dots = strcmp(last, ".") == 0 || strcmp(last, "..") == 0;
+    if (dots || (lstat(p->path, &st) == 0 && S_ISLNK(st.st_mode))) {
+        char *real = realpath(p->path, NULL);
+        if (real != NULL) {
+            free(p->path);
+            p->path = real;
+        }
+    }
+}
+
 static bool is_step_folder(const char *path)
 {
     char *manifest = need_format("%s/lastgood.json", path);
     struct stat st;
     bool has = lstat(manifest, &st) == 0;
     free(manifest);
-    return has || step_name(last_of(path));
+    const char *name = last_of(path);
+    /* The library says of the hidden ones why they are no checkpoints. */
+    return has || step_name(name) || strncmp(name, ".step-", 6) == 0 || strncmp(name, ".trash-", 7) == 0;
 }
 
 /* The first part of the path that is not there, and what may be meant. */
@@ -129,10 +147,11 @@ static int not_there(cli *c, const char *path)
         closedir(dir);
     }
     char *meant = nearest_text(&near), *hint;
+    const char *shown = strcmp(parent, ".") == 0 ? "the current folder" : parent;
     if (meant != NULL) {
-        hint = need_format("in %s there is %s", parent, meant);
+        hint = need_format("%s has %s", shown, meant);
     } else {
-        hint = need_format("%s is there, but nothing named '%s' in it", parent, last_of(missing));
+        hint = need_format("%s has nothing named '%s'", shown, last_of(missing));
     }
     int exit_status = report_trouble(c, hint, "%s: there is no such file or folder", path);
     while (n > 0) {
@@ -161,6 +180,7 @@ int place_find(cli *c, const char *where, place *out)
     /* A path that exists is meant as it stands, even with an @ in it. */
     if (stat(out->path, &st) == 0) {
         trim_slashes(out->path);
+        resolve(out);
         if (S_ISREG(st.st_mode)) {
             out->kind = PLACE_FILE;
         } else if (!S_ISDIR(st.st_mode)) {
