@@ -40,12 +40,12 @@ missing=
 for command in $commands; do
     for option in $(options_of "$command"); do
         echo "$common" | grep -qxe "$option" && continue
-        section "## lastgood $command" | grep -qE -- "^\| .*\`$option[]=[\`]" || missing="$missing$command: $option
+        section "## lastgood $command" | grep -qE -- "^\| .*\`${option}[]=[\`]" || missing="$missing$command: $option
 "
     done
 done
 for option in $common; do
-    section '## Common options' | grep -qE -- "^\| .*\`$option[]=[\`]" || missing="${missing}common: $option
+    section '## Common options' | grep -qE -- "^\| .*\`${option}[]=[\`]" || missing="${missing}common: $option
 "
 done
 result 'docs/cli.md has every option, in the section of its command' "$missing"
