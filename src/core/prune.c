@@ -131,12 +131,10 @@ static lg_status may_remove(lg_store *store, lg__walk *w, const lg__walk_item *i
 {
     LG__RETURN_IF(w->unreadable_newer, err, LG_ERR_PROTECTED,
                   "the root holds a checkpoint of a newer version of lastgood: nothing is removed");
-    if (item->m != NULL) {
-        lg__pin_state pin;
-        LG__TRY(lg__pin_read(store, item->name, item->m->sha256, &pin, err));
-        LG__RETURN_IF(pin.pinned, err, LG_ERR_PROTECTED, "%s is pinned%s%s; unpin it first", item->name,
-                      pin.reason[0] != '\0' ? ": " : "", pin.reason);
-    }
+    lg__pin_state pin;
+    LG__TRY(lg__pin_read(store, item->name, item->m != NULL ? item->m->sha256 : NULL, &pin, err));
+    LG__RETURN_IF(pin.pinned, err, LG_ERR_PROTECTED, "%s is pinned%s%s; unpin it first", item->name,
+                  pin.reason[0] != '\0' ? ": " : "", pin.reason);
     for (size_t i = 0; i < w->n; i++) {
         lg__walk_item *other = &w->items[i];
         if (other == item || other->is_rollback || other->discarded || other->status != LG_OK) {

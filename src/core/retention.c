@@ -59,9 +59,7 @@ lg_status lg__retention_judge(lg_store *store, const lg__walk *w, uint32_t keep_
             continue;
         }
         lg__pin_state pin = {0};
-        if (item->m != NULL) {
-            LG__TRY(lg__pin_read(store, item->name, item->m->sha256, &pin, err));
-        }
+        LG__TRY(lg__pin_read(store, item->name, item->m != NULL ? item->m->sha256 : NULL, &pin, err));
         if (is_good(item)) {
             good++;
             if (pin.pinned) {
