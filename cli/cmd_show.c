@@ -248,13 +248,15 @@ static void tensor_lines(const view *v, const counts *n)
     }
 }
 
+#define KEYS_SHOWN 8
+
 static void state_lines(const view *v)
 {
     text t = {0};
     size_t keys = lg_checkpoint_global_count(v->k);
     for (size_t i = 0; i < keys; i++) {
         const char *key = lg_checkpoint_global_key(v->k, i);
-        if (i == 12) {
+        if (i == KEYS_SHOWN) {
             text_add(&t, ", … (%zu)", keys);
             break;
         }

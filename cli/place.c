@@ -10,26 +10,44 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* The path in "file:PATH" and "file:///PATH" (RFC 8089, percent-encoded). */
-static char *plain_path(const char *where)
+/* A path that the library takes as such, whatever it begins with. */
+static char *as_path(const char *path)
+{
+    bool scheme = strncmp(path, "file:", 5) == 0 || strncmp(path, "mem:", 4) == 0;
+    return scheme ? need_format("./%s", path) : need_strdup(path);
+}
+
+/* The path in "file:PATH" and "file:///PATH" (docs/stores.md). NULL after an
+ * error message. */
+static char *plain_path(cli *c, const char *where)
 {
     if (strncmp(where, "file:", 5) != 0) {
         return need_strdup(where);
     }
     if (strncmp(where, "file://", 7) != 0) {
-        return need_strdup(where + 5);
+        return as_path(where + 5);
     }
     const char *from = where + 7;
     from += strncmp(from, "localhost/", 10) == 0 ? 9 : 0;
+    if (from[0] != '/') {
+        report_trouble(c, "file:PATH is any path, file:///PATH an absolute one", "%s names another host", where);
+        return NULL;
+    }
     char *out = need_strdup(from), *to = out;
     for (; *from != '\0'; from++) {
-        unsigned code;
-        if (from[0] == '%' && sscanf(from + 1, "%2x", &code) == 1 && code != 0) {
-            *to++ = (char)code;
-            from += 2;
-        } else {
+        if (from[0] != '%') {
             *to++ = *from;
+            continue;
         }
+        char digits[3] = {from[1], from[1] != '\0' ? from[2] : '\0', '\0'};
+        unsigned long code = strspn(digits, "0123456789abcdefABCDEF") == 2 ? strtoul(digits, NULL, 16) : 0;
+        if (code == 0) {
+            report_trouble(c, NULL, "%s: %% needs two hex digits, not 00", where);
+            free(out);
+            return NULL;
+        }
+        *to++ = (char)code;
+        from += 2;
     }
     *to = '\0';
     return out;
@@ -166,7 +184,10 @@ static int not_there(cli *c, const char *path)
 
 int place_find(cli *c, const char *where, place *out)
 {
-    *out = (place){.where = where, .path = plain_path(where)};
+    *out = (place){.where = where, .path = plain_path(c, where)};
+    if (out->path == NULL) {
+        return CLI_TROUBLE;
+    }
     if (out->path[0] == '\0') {
         place_free(out);
         return report_trouble(c, NULL, "an empty name is no place");

@@ -2,6 +2,7 @@
 #include "show_parts.h"
 
 #include "table.h"
+#include "value.h"
 
 #include <fnmatch.h>
 #include <inttypes.h>
@@ -282,6 +283,13 @@ char *state_words(const char *json, size_t limit)
     char *value = need_strdup(json);
     if (!untag(value, "{\"$int\":\"")) {
         untag(value, "{\"$float\":\"");
+    }
+    char *end = NULL;
+    double number = strtod(value, &end);
+    if (*end == '\0' && strpbrk(value, ".e") != NULL) { /* the manifest has all 17 digits */
+        char shortest[VALUE_TEXT];
+        free(value);
+        value = need_strdup(value_text(LG_F64, &number, shortest));
     }
     size_t n = strlen(value);
     if (limit == 0 || n <= limit) {

@@ -115,8 +115,9 @@ static lg_status open_exchange(lg_save *save, lg_status mine, size_t *sizes, boo
         } else if (their.step != first.step || their.saves != first.saves || their.flags != first.flags) {
             st = lg_error_set(err, LG_ERR_CONFLICT,
                               "ranks do not save the same: rank 0 saves step %" PRIu64 " (save number %" PRIu64
-                              "), rank %" PRIu32 " step %" PRIu64 " (save number %" PRIu64 ")",
-                              first.step, first.saves, r, their.step, their.saves);
+                              ", flags 0x%x), rank %" PRIu32 " step %" PRIu64 " (save number %" PRIu64 ", flags 0x%x)",
+                              first.step, first.saves, first.flags, r, their.step, their.saves, their.flags);
+            err->rank = (int)r;
         }
         *same = *same && memcmp(their.summary, first.summary, sizeof first.summary) == 0;
     }
@@ -567,6 +568,10 @@ static lg_status run(lg_save *save, scratch *to, lg_status mine, lg_save_info *i
     lg_session *s = save->session;
     uint64_t number = s->saves++;
     bool check_declared = s->check_replicas != 0 && number % s->check_replicas == 0 && s->comm->size > 1;
+    if (mine == LG_OK && save->failed.status != LG_OK) {
+        mine = save->failed.status;
+        *err = save->failed;
+    }
     if (mine == LG_OK && s->broken != LG_OK) {
         mine = lg_error_set(err, s->broken, "%s", s->broken_message);
     }

@@ -13,11 +13,36 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The options, which must be the same on all ranks. */
+typedef struct asked_for {
+    uint32_t flags;
+    uint32_t by; /* BY_STEP, BY_GENERATION: chosen by it */
+    uint64_t step;
+    lg_generation generation;
+} asked_for;
+
+enum { BY_STEP = 1, BY_GENERATION = 2 };
+
+static asked_for asked_of(const lg_resume_options *o)
+{
+    asked_for a = {.flags = o->flags};
+    if (o->step != NULL) {
+        a.by |= BY_STEP;
+        a.step = *o->step;
+    }
+    if (o->generation != NULL) {
+        a.by |= BY_GENERATION;
+        a.generation = *o->generation;
+    }
+    return a;
+}
+
 /* What the coordinator proposes next. The manifest's bytes follow. */
 typedef struct proposal {
     uint32_t kind;   /* enum below */
     uint32_t forget; /* what was skipped last was no damage: it had been removed */
     uint32_t status;
+    asked_for asked;
     char folder[LG__NAME_MAX];
     char message[LG_ERROR_MESSAGE_MAX];
 } proposal;
@@ -157,7 +182,7 @@ static lg__walk_item *propose(lg_session *s, search *q, const lg_resume_options 
             continue;
         }
         lg__text_copy(p->folder, sizeof p->folder, item->name);
-        bool fatal = item->status == LG_ERR_VERSION || item->status == LG_ERR_CONFLICT;
+        bool fatal = lg__walk_must_ask(item->status);
         p->status = (uint32_t)item->status;
         snprintf(p->message, sizeof p->message, "%s%s%s", fatal ? item->name : "", fatal ? ": " : "", item->reason);
         p->kind = item->status == LG_OK ? TRY : fatal ? FAIL : SKIP;
@@ -238,6 +263,9 @@ static lg_status load_here(lg_session *s, const char *folder, const char *manife
     if (st == LG_OK) {
         st = lg_load_run(out->load, err);
     }
+    if (st != LG_OK && strstr(err->message, folder) == NULL) {
+        lg_error_wrap(err, "%s", folder);
+    }
     return st;
 }
 
@@ -314,6 +342,7 @@ static lg_status one_round(lg_session *s, search *q, const lg_resume_options *o,
         if (p.kind == NONE_LEFT) {
             p.status = q->seen_any;
         }
+        p.asked = asked_of(o);
     }
     lg__buf message;
     *done = true;
@@ -327,7 +356,8 @@ static lg_status one_round(lg_session *s, search *q, const lg_resume_options *o,
         r->n_skipped--;
     }
     lg_status st = LG_OK;
-    bool only = (o->flags & LG_RESUME_STRICT) != 0 || o->step != NULL || o->generation != NULL;
+    bool only = (p.asked.flags & LG_RESUME_STRICT) != 0 || p.asked.by != 0;
+    const asked_for own_asked = asked_of(o);
     if (p.kind == NONE_LEFT) {
         st = nothing_found(s, o, p.status != 0, r, err);
     } else if (p.kind == FAIL) {
@@ -336,8 +366,12 @@ static lg_status one_round(lg_session *s, search *q, const lg_resume_options *o,
         size_t head = sizeof p + sizeof place;
         loaded l = {0};
         lg_error own = LG_ERROR_INIT;
-        lg_status here =
-            load_here(s, p.folder, message.data + head, message.len - head, o->flags, targets, arg, &l, &own);
+        lg_status here = LG_OK;
+        if (memcmp(&own_asked, &p.asked, sizeof own_asked) != 0) {
+            here = lg_error_set(&own, LG_ERR_CONFLICT, "it resumes with other options than rank 0");
+        } else {
+            here = load_here(s, p.folder, message.data + head, message.len - head, o->flags, targets, arg, &l, &own);
+        }
         bool verified = (o->flags & LG_RESUME_UNVERIFIED) == 0;
         if (here == LG_OK) {
             here = take_result(&l, verified, r, &own);
@@ -389,14 +423,17 @@ lg_status lg_resume(lg_session *session, const lg_resume_options *options, lg_ta
     static const lg_resume_options defaults = LG_RESUME_OPTIONS_INIT;
     const lg_resume_options *o = options != NULL ? options : &defaults;
     const uint32_t known = LG_RESUME_STRICT | LG_RESUME_UNVERIFIED;
-    LG__RETURN_IF(session == NULL || out == NULL, err, LG_ERR_INVALID,
-                  "lg_resume: no session or no place for the result");
-    LG__RETURN_IF(o->size != sizeof *o || (o->flags & ~known) != 0, err, LG_ERR_INVALID,
-                  "lg_resume_options is not set up with LG_RESUME_OPTIONS_INIT or has unknown flags");
+    LG__RETURN_IF(session == NULL, err, LG_ERR_INVALID, "lg_resume: no session");
     lg_session *s = session;
     lg_resume_result *r = lg__calloc(1, sizeof *r);
     search q = {0};
     lg_status mine = r == NULL ? lg__nomem(err) : LG_OK;
+    if (out == NULL) {
+        mine = lg_error_set(err, LG_ERR_INVALID, "no place for the result");
+    } else if (o->size != sizeof *o || (o->flags & ~known) != 0) {
+        mine = lg_error_set(err, LG_ERR_INVALID,
+                            "lg_resume_options is not set up with LG_RESUME_OPTIONS_INIT or has unknown flags");
+    }
     if (mine == LG_OK && lg__is_coordinator(s)) {
         mine = lg__walk_read(s->store, &q.walk, err);
         if (mine == LG_ERR_NOT_FOUND) {
@@ -409,7 +446,7 @@ lg_status lg_resume(lg_session *session, const lg_resume_options *options, lg_ta
     }
     lg__walk_free(q.walk);
     if (st != LG_OK) {
-        lg_error_wrap(err, "resume");
+        lg_error_wrap(err, "resume from %s", lg__store_name(s->store));
     }
     if (st == LG_OK || st == LG_ERR_NO_GOOD) {
         *out = r;

@@ -11,6 +11,11 @@ run lastgood verify elsewhere/kept/
 run lastgood verify latest
 run lastgood verify "file:$PWD/elsewhere/kept"
 run lastgood verify "file://$PWD/elsewhere/with%40100"
+run lastgood verify file://elsewhere/kept
+run lastgood verify "file://$PWD/elsewhere/with%4"
+cp -r elsewhere/kept mem:kept
+run lastgood verify mem:kept
+run lastgood verify file:mem:kept
 run lastgood get elsewhere/kept ids
 run lastgood diff elsewhere/kept a@100
 (cd elsewhere/kept && run lastgood verify . && run lastgood show . w)
