@@ -77,10 +77,12 @@ lg_status lg__retention_judge(lg_store *store, const lg__walk *w, uint32_t keep_
             }
             continue;
         }
-        const char *what = item->discarded ? "discarded by a rollback" : "damaged";
+        const char *what = item->discarded                   ? "discarded by a rollback"
+                           : lg__walk_must_ask(item->status) ? lg_status_text(item->status)
+                                                             : "damaged";
         lg_generation above = item->discarded ? discarded_by(w, i) : item->generation;
         bool goes =
-            !pin.pinned && keep_last != 0 && item->status != LG_ERR_CONFLICT && good_above(w, above) >= keep_last;
+            !pin.pinned && keep_last != 0 && !lg__walk_must_ask(item->status) && good_above(w, above) >= keep_last;
         snprintf(v->why, sizeof v->why, "%s%s", what,
                  pin.pinned ? ", pinned"
                  : goes     ? ""

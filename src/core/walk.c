@@ -98,6 +98,7 @@ static bool about_the_file(lg_status st)
     case LG_ERR_IO:
     case LG_ERR_INVALID:
     case LG_ERR_MISMATCH:
+    case LG_ERR_PERMISSION: /* others can be looked at all the same */
         return true;
     default:
         return false;

@@ -54,6 +54,14 @@ typedef struct lg__walk {
 lg_status lg__walk_read(lg_store *store, lg__walk **out, lg_error *err);
 void lg__walk_free(lg__walk *w);
 
+/* Not damage but something a person must look at: a newer version, no
+ * permission, two that contradict each other. Nobody goes on with an older
+ * checkpoint behind such a one, and nobody removes it. */
+static inline bool lg__walk_must_ask(lg_status status)
+{
+    return status == LG_ERR_VERSION || status == LG_ERR_PERMISSION || status == LG_ERR_CONFLICT;
+}
+
 /* Only names, no file is opened: for epoch checks. */
 lg_status lg__root_highest_owner(lg_store *store, uint64_t *out, lg_error *err);
 
