@@ -326,18 +326,30 @@ const char *status_words(lg_status status)
     }
 }
 
-/* Not damage, so that an older one must not be taken without a word: a run
- * would not resume either. */
+/* Past these nobody goes on unasked, as lg_resume. */
+static bool must_ask(lg_status status)
+{
+    return status == LG_ERR_VERSION || status == LG_ERR_PERMISSION || status == LG_ERR_CONFLICT;
+}
+
+/* Nothing that can be passed over without a word: a run would not resume. */
 static int cannot_pass(cli *c, const place *p, const lg_entry *e)
 {
-    char g[GENERATION_TEXT];
-    const char *way = e->status == LG_ERR_VERSION ? "use the version of lastgood that wrote it, or name an older one"
-                      : e->status == LG_ERR_PERMISSION ? "ask for the right to read it, or name an older one"
+    char g[GENERATION_TEXT], *what = NULL;
+    const char *way = e->kind == LG_ENTRY_ROLLBACK     ? "where it leads is not known: name a checkpoint"
+                      : e->status == LG_ERR_VERSION    ? "use the version of lastgood that wrote it, or name another"
+                      : e->status == LG_ERR_PERMISSION ? "get the right to read it, or name another"
                                                        : "name the one that is meant";
     char *hint = need_format("%s, as %s@STEP; 'lastgood ls %s' lists them", way, p->where, p->where);
-    int exit_status =
-        report_as(c, e->status, hint, "the newest checkpoint of %s, step %" PRIu64 " (%s), is %s: %s", p->where,
-                  e->step, generation_text(e->generation, g), status_words(e->status), e->reason);
+    generation_text(e->generation, g);
+    if (e->kind == LG_ENTRY_ROLLBACK) {
+        what = need_format("the newest rollback record of %s, %s, is damaged", p->where, g);
+    } else {
+        what = need_format("the newest checkpoint of %s, step %" PRIu64 " (%s), is %s", p->where, e->step, g,
+                           status_words(e->status));
+    }
+    int exit_status = report_as(c, e->status, hint, "%s: %s", what, e->reason);
+    free(what);
     free(hint);
     return exit_status;
 }
@@ -354,19 +366,20 @@ static int newest_good(cli *c, const place *p, char **where)
     size_t n = 0;
     for (size_t i = 0; i < l->n && good == NULL; i++) {
         const lg_entry *e = &l->entries[i];
-        if (e->kind != LG_ENTRY_COMMITTED || e->discarded) {
+        bool lost = e->kind == LG_ENTRY_ROLLBACK && e->status != LG_OK && !e->discarded;
+        if ((e->kind != LG_ENTRY_COMMITTED && !lost) || e->discarded) {
             continue;
         }
         n++;
         if (e->status == LG_OK) {
             good = e;
-        } else if (!status_is_damage(e->status)) {
+        } else if (lost || must_ask(e->status)) {
             int exit_status = cannot_pass(c, p, e);
             lg_listing_free(l);
             return exit_status;
         } else {
-            report_note(c, "passed over step %" PRIu64 " (%s), which is damaged: %s", e->step,
-                        generation_text(e->generation, (char[GENERATION_TEXT]){0}), e->reason);
+            report_note(c, "passed over step %" PRIu64 " (%s), which is %s: %s", e->step,
+                        generation_text(e->generation, (char[GENERATION_TEXT]){0}), status_words(e->status), e->reason);
         }
     }
     int exit_status = -1;
