@@ -43,7 +43,7 @@ static int refused_or_trouble(cli *c, const lg_error *err)
 
 typedef struct pruning {
     cli *c;
-    const lg_listing *l; /* for sizes as ls has them; may be NULL */
+    const lg_listing *l; /* for sizes as ls has them */
     bool yes;
     table *rows;
     json_t *items;
@@ -54,7 +54,7 @@ typedef struct pruning {
  * all that lies in it. */
 static uint64_t bytes_of(const pruning *p, const lg_prune_item *item)
 {
-    for (size_t i = 0; p->l != NULL && i < p->l->n; i++) {
+    for (size_t i = 0; i < p->l->n; i++) {
         const lg_entry *e = &p->l->entries[i];
         if (e->kind == LG_ENTRY_COMMITTED && e->bytes > 0 && strcmp(e->name, item->name) == 0) {
             return e->bytes;
@@ -90,6 +90,58 @@ static void take_item(const lg_prune_item *i, void *arg)
     table_cell(p->rows, style, "%s", reason);
 }
 
+static bool has_checkpoint(const lg_listing *l)
+{
+    for (size_t i = 0; i < l->n; i++) {
+        if (l->entries[i].kind == LG_ENTRY_COMMITTED) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void tell_pruning(cli *c, const place *p, const pruning *all)
+{
+    if (c->json) {
+        json_put(c->document, "root", json_text(p->root));
+        json_put(c->document, "dry_run", json_boolean(!all->yes));
+        json_put(c->document, "checkpoints", all->items);
+        json_put(c->document, "removed", json_u64(all->yes ? all->n : 0));
+        json_put(c->document, "bytes", json_u64(all->bytes));
+    } else if (all->n > 0) {
+        char count[COUNT_TEXT], size[SIZE_TEXT];
+        printf("%s %s, %s\n", all->yes ? "removed" : "would remove",
+               count_text(all->n, "checkpoint", "checkpoints", count), size_text(c, all->bytes, size));
+    }
+}
+
+static int prune_root(cli *c, const place *p, const lg_prune_options *o, const lg_listing *l)
+{
+    static const char *const heads[] = {"", ">STEP", "GENERATION", ">SIZE", "REASON"};
+    pruning all = {.c = c, .l = l, .yes = !o->dry_run, .rows = table_new(c, 5, heads)};
+    all.items = c->json ? need(json_array()) : NULL;
+    if (isatty(STDERR_FILENO)) {
+        report_note(c, "verifying the newest checkpoint that stays");
+    }
+    lg_error err = LG_ERROR_INIT;
+    lg_status status = lg_prune(p->root, o, take_item, &all, &err);
+    table_print(all.rows, 0);
+    tell_pruning(c, p, &all);
+    if (status != LG_OK) {
+        return refused_or_trouble(c, &err);
+    }
+    if (l->unreadable_newer) {
+        report_as(c, LG_ERR_VERSION, "use the version of lastgood that wrote it, or a later one",
+                  "%s: a newer version of lastgood wrote here: nothing is removed", p->where);
+        return CLI_NO;
+    }
+    if (all.n == 0 && !c->json) {
+        puts("nothing to remove");
+    }
+    close_dry_run(c, all.yes, all.n);
+    return CLI_YES;
+}
+
 int cmd_prune(cli *c)
 {
     uint64_t last = 0, every = 0;
@@ -104,53 +156,19 @@ int cmd_prune(cli *c)
     if (exit_status >= 0) {
         return exit_status;
     }
-    static const char *const heads[] = {"", ">STEP", "GENERATION", ">SIZE", "REASON"};
-    bool yes = cli_has(c, "yes");
-    pruning all = {.c = c, .yes = yes, .rows = table_new(c, 5, heads), .items = c->json ? need(json_array()) : NULL};
     lg_prune_options o = LG_PRUNE_OPTIONS_INIT;
     o.keep_last = (uint32_t)last;
     o.keep_every = every;
-    o.dry_run = !yes;
-    lg_error err = LG_ERROR_INIT;
-    if (isatty(STDERR_FILENO)) {
-        report_note(c, "verifying the newest checkpoint that stays");
-    }
+    o.dry_run = !cli_has(c, "yes");
     lg_listing *l = NULL;
-    lg_list(p.root, 0, &l, NULL);
-    all.l = l;
-    lg_status status = lg_prune(p.root, &o, take_item, &all, &err);
-    size_t rows = table_rows(all.rows);
-    table_print(all.rows, 0);
-    exit_status = CLI_YES;
-    if (c->json) {
-        json_put(c->document, "root", json_text(p.root));
-        json_put(c->document, "dry_run", json_boolean(!yes));
-        json_put(c->document, "checkpoints", all.items);
-        json_put(c->document, "removed", json_u64(yes ? all.n : 0));
-        json_put(c->document, "bytes", json_u64(all.bytes));
-    } else if (status == LG_OK && rows > 0) {
-        char count[COUNT_TEXT], size[SIZE_TEXT];
-        if (all.n == 0) {
-            puts("nothing to remove");
-        } else {
-            printf("%s %s, %s\n", yes ? "removed" : "would remove",
-                   count_text(all.n, "checkpoint", "checkpoints", count), size_text(c, all.bytes, size));
-        }
-    } else if (status == LG_OK) {
-        err.status = LG_ERR_EMPTY;
-        snprintf(err.message, sizeof err.message, "%s holds no checkpoint", p.where);
+    lg_error err = LG_ERROR_INIT;
+    if (lg_list(p.root, 0, &l, &err) != LG_OK) {
         exit_status = report_error(c, &err, NULL);
-    }
-    if (status != LG_OK) {
-        exit_status = refused_or_trouble(c, &err);
+    } else if (!has_checkpoint(l)) {
+        exit_status = report_as(c, LG_ERR_EMPTY, "'lastgood ls -a' shows what else lies there",
+                                "%s holds no checkpoint", p.where);
     } else {
-        close_dry_run(c, yes, all.n);
-        if (l != NULL && l->unreadable_newer) {
-            lg_error newer = {.status = LG_ERR_VERSION};
-            snprintf(newer.message, sizeof newer.message, "%s: a newer version of lastgood wrote here: nothing goes",
-                     p.where);
-            exit_status = refused_or_trouble(c, &newer);
-        }
+        exit_status = prune_root(c, &p, &o, l);
     }
     lg_listing_free(l);
     place_free(&p);

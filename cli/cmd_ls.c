@@ -269,7 +269,7 @@ static char *roots_below(const char *path)
 
 static int nothing(cli *c, const place *p)
 {
-    char *hint = p->kind == PLACE_ROOT ? roots_below(p->root) : NULL;
+    char *hint = p->kind == PLACE_ROOT ? roots_below(p->where) : NULL;
     if (p->kind != PLACE_ROOT) {
         hint = need_format("'lastgood ls %s' lists all checkpoints", p->root);
     } else if (hint == NULL && !cli_has(c, "all")) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# help, lists and what verify finds fit into 80 columns
+# help, notes in lists and what verify finds fit into 80 columns
 make_root a --steps=100,200
 # shellcheck disable=SC2016
 wide() { awk -v of="$*" 'length > 80 { print of ": " $0 }' out; }

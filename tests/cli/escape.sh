@@ -25,4 +25,5 @@ run lastgood ls -a a
 run lastgood show a@100
 run lastgood show a@100 'evil*'
 run lastgood show -s a@100
+run lastgood show --state=note a@100
 run lastgood get a@100 "$(printf 'evil\302\23331m')"
