@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/mem.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,9 +43,12 @@ lg_status lg__json_parse(const char *text, size_t bytes, json_t **out, lg_error 
     const char *nul = bytes > 0 ? memchr(text, '\0', bytes) : NULL;
     LG__RETURN_IF(nul != NULL, err, LG_ERR_FORMAT, "invalid JSON at byte %zu: a NUL", (size_t)(nul - text));
     json_error_t why;
+    errno = 0;
     json_t *value = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &why);
     if (value == NULL) {
-        if (json_error_code(&why) == json_error_out_of_memory) {
+        /* jansson does not tell want of memory from a wrong token, and a file
+         * must not count as damaged because memory was out. */
+        if (errno == ENOMEM || why.text[0] == '\0' || json_error_code(&why) == json_error_out_of_memory) {
             return lg__nomem(err);
         }
         char shown[2 * sizeof why.text];

@@ -75,8 +75,10 @@ static lg_status finish(lg_comm *c, lg_status st, const char *call, lg_error *er
         lg_error_set(err, st, "%s failed: %s", call, lg_status_text(st));
     }
     err->status = st;
-    c->broken = true;
-    c->reason = *err;
+    if (c->size > 1) { /* one rank alone is never out of step */
+        c->broken = true;
+        c->reason = *err;
+    }
     return st;
 }
 

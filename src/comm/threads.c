@@ -192,7 +192,9 @@ static lg_status leave(member *m, lg_status st, lg_error *err)
         lg_error_wrap(err, "rank %" PRIu32 " failed in %s", m->rank, lg__comm_call_text(s->op, s->root, s->seq, call));
         err->rank = (int)m->rank;
         h->copy_failed = m->seq;
-        hub_break(h, err);
+        if (h->size > 1) { /* one rank alone is never out of step */
+            hub_break(h, err);
+        }
     }
     if (++h->left == h->size) {
         h->left = 0;

@@ -115,8 +115,9 @@ static lg_status open_exchange(lg_save *save, lg_status mine, size_t *sizes, boo
         } else if (their.step != first.step || their.saves != first.saves || their.flags != first.flags) {
             st = lg_error_set(err, LG_ERR_CONFLICT,
                               "ranks do not save the same: rank 0 saves step %" PRIu64 " (save number %" PRIu64
-                              "), rank %" PRIu32 " step %" PRIu64 " (save number %" PRIu64 ")",
-                              first.step, first.saves, r, their.step, their.saves);
+                              ", flags 0x%x), rank %" PRIu32 " step %" PRIu64 " (save number %" PRIu64 ", flags 0x%x)",
+                              first.step, first.saves, first.flags, r, their.step, their.saves, their.flags);
+            err->rank = (int)r;
         }
         *same = *same && memcmp(their.summary, first.summary, sizeof first.summary) == 0;
     }
@@ -194,7 +195,7 @@ static lg_status settle_run(lg_session *s, char run_id[LG_RUN_ID_TEXT], lg_error
 
 static bool committed_before(const lg_session *s, const lg_save *save, lg_generation *g)
 {
-    if (!s->has_parent || s->parent_step != save->step) {
+    if (!s->has_parent || s->parent_step != save->step || s->not_durable) {
         return false;
     }
     *g = s->parent;
@@ -549,6 +550,8 @@ static void give_up(lg_session *s, const attempt *a, const lg_error *cause)
 
 /* ------------------------------------------------------------- the whole */
 
+/* What later saves follow: the run and the parent. A checkpoint that is in
+ * place counts even where the save is reported as failed. */
 static void remember(lg_session *s, const lg_save *save, const attempt *a)
 {
     s->has_run = true;
@@ -558,8 +561,6 @@ static void remember(lg_session *s, const lg_save *save, const attempt *a)
     s->parent = a->generation;
     s->parent_step = save->step;
     s->parent_verified = true;
-    s->status.last_committed = a->generation;
-    s->status.saves_committed++;
 }
 
 static lg_status run(lg_save *save, scratch *to, lg_status mine, lg_save_info *info, lg_error *err)
@@ -584,6 +585,9 @@ static lg_status run(lg_save *save, scratch *to, lg_status mine, lg_save_info *i
      * one rank alone travels with the outcomes. */
     attempt a = {0};
     mine = settle_replicas(save, same, check_declared, to->sizes, err);
+    if (mine != LG_OK && s->comm->broken) {
+        return mine; /* nobody can be told any more */
+    }
     lg_error own = *err;
     if (lg__is_coordinator(s) && mine == LG_OK) {
         mine = begin_attempt(save, &a, err);
@@ -626,6 +630,9 @@ static lg_status run(lg_save *save, scratch *to, lg_status mine, lg_save_info *i
         if (data != &bytes_total) {
             lg_free(data);
         }
+        if (committed) {
+            remember(s, save, &a);
+        }
         if (committed && mine == LG_OK && st != LG_OK) {
             lg_error_wrap(err, "%s is committed, but not all ranks could be told", a.final);
         }
@@ -638,6 +645,8 @@ static lg_status run(lg_save *save, scratch *to, lg_status mine, lg_save_info *i
     info->bytes_total = bytes_total;
     info->unshared = save->unshared;
     remember(s, save, &a);
+    s->status.last_committed = a.generation;
+    s->status.saves_committed++;
     if (lg__is_coordinator(s)) {
         lg__retention_run(s, a.generation); /* 7 */
     }

@@ -34,7 +34,6 @@ static uint64_t listed_bytes(const lg__manifest *m)
 
 static lg_status describe_checkpoint(lg_store *store, lg__walk_item *item, lg_entry *e, lg_error *err)
 {
-    LG__TRY(lg__walk_check_whole(store, item, err));
     e->kind = LG_ENTRY_COMMITTED;
     e->step = item->step;
     e->generation = item->generation;
@@ -102,6 +101,10 @@ static lg_status fill(lg_store *store, lg__walk *w, uint32_t flags, lg_listing *
     }
     bool newest = true;
     for (size_t i = 0; i < w->n; i++) {
+        LG__TRY(lg__walk_check_whole(store, &w->items[i], err));
+        if (w->items[i].status != LG_OK && !w->items[i].is_rollback && lg__folder_gone(store, w->items[i].name)) {
+            continue;
+        }
         lg_entry *e = &l->entries[l->n];
         set_name(e, w->items[i].name);
         if (w->items[i].is_rollback) {

@@ -295,7 +295,11 @@ lg_status lg__attempt_end(lg_store *store, const char *folder, const char *run_i
         lg__folder_remove(store, trash, &ignored);
         return LG_OK;
     }
-    LG__TRY(put_tombstone(store, folder, run_id, g, attempt, epoch, err));
+    lg_status st = put_tombstone(store, folder, run_id, g, attempt, epoch, err);
+    if (st == LG_ERR_NOT_FOUND) {
+        return LG_OK; /* somebody else removed the folder: nothing can be committed in it */
+    }
+    LG__TRY(st);
     lg_error ignored = LG_ERROR_INIT;
     empty_folder(store, folder, LG__MANIFEST, &ignored);
     return LG_OK;

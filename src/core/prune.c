@@ -27,12 +27,13 @@ static lg_status verify_item(lg_store *store, const lg__walk_item *item, lg_erro
 
 /* Walk, sizes, and the newest good one verified byte by byte; one that fails
  * counts as damaged and the next is tried. */
-static lg_status survey(lg_store *store, lg__walk **out, lg_error *err)
+static lg_status survey_once(lg_store *store, bool *moved, lg__walk **out, lg_error *err)
 {
     lg__walk *w;
     LG__TRY(lg__walk_read(store, &w, err));
     lg_status st = LG_OK;
     bool have_good = false;
+    *moved = false;
     for (size_t i = 0; st == LG_OK && i < w->n; i++) {
         lg__walk_item *item = &w->items[i];
         st = lg__walk_check_whole(store, item, err);
@@ -51,6 +52,10 @@ static lg_status survey(lg_store *store, lg__walk **out, lg_error *err)
             st = checked;
         }
     }
+    for (size_t i = 0; st == LG_OK && i < w->n; i++) {
+        const lg__walk_item *item = &w->items[i];
+        *moved = *moved || (!item->is_rollback && item->status != LG_OK && lg__folder_gone(store, item->name));
+    }
     if (st == LG_OK && !have_good) {
         st = lg_error_set(err, LG_ERR_NO_GOOD, "no checkpoint can be verified, so nothing is removed");
     }
@@ -60,6 +65,24 @@ static lg_status survey(lg_store *store, lg__walk **out, lg_error *err)
     }
     *out = w;
     return LG_OK;
+}
+
+/* Again when checkpoints went meanwhile: which one is the newest may have
+ * changed. */
+static lg_status survey(lg_store *store, lg__walk **out, lg_error *err)
+{
+    bool moved = false;
+    lg__walk *w = NULL;
+    lg_status st = survey_once(store, &moved, &w, err);
+    for (int i = 1; i < LG__WALK_TRIES && moved; i++) {
+        lg__walk_free(w);
+        w = NULL;
+        st = survey_once(store, &moved, &w, err);
+    }
+    if (st == LG_OK) {
+        *out = w;
+    }
+    return st;
 }
 
 static lg_status apply(lg_store *store, const lg__walk *w, const lg__verdict *verdicts, bool dry_run,
@@ -77,6 +100,9 @@ static lg_status apply(lg_store *store, const lg__walk *w, const lg__verdict *ve
         lg__text_copy(p.reason, sizeof p.reason, verdicts[i].why);
         lg_error one = LG_ERROR_INIT;
         lg_status st = lg__folder_bytes(store, item->name, &p.bytes, &one);
+        if (st == LG_ERR_NOT_FOUND) {
+            continue; /* somebody else removed it */
+        }
         if (st == LG_OK && verdicts[i].fate == LG__GOES) {
             st = dry_run ? LG_OK : lg__checkpoint_remove(store, item->name, w->highest_epoch, &one);
             p.removed = st == LG_OK;

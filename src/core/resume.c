@@ -13,10 +13,36 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The options, which must be the same on all ranks. */
+typedef struct asked_for {
+    uint32_t flags;
+    uint32_t by; /* BY_STEP, BY_GENERATION: chosen by it */
+    uint64_t step;
+    lg_generation generation;
+} asked_for;
+
+enum { BY_STEP = 1, BY_GENERATION = 2 };
+
+static asked_for asked_of(const lg_resume_options *o)
+{
+    asked_for a = {.flags = o->flags};
+    if (o->step != NULL) {
+        a.by |= BY_STEP;
+        a.step = *o->step;
+    }
+    if (o->generation != NULL) {
+        a.by |= BY_GENERATION;
+        a.generation = *o->generation;
+    }
+    return a;
+}
+
 /* What the coordinator proposes next. The manifest's bytes follow. */
 typedef struct proposal {
-    uint32_t kind; /* enum below */
+    uint32_t kind;   /* enum below */
+    uint32_t forget; /* what was skipped last was no damage: it had been removed */
     uint32_t status;
+    asked_for asked;
     char folder[LG__NAME_MAX];
     char message[LG_ERROR_MESSAGE_MAX];
 } proposal;
@@ -27,6 +53,9 @@ typedef struct search { /* coordinator only */
     lg__walk *walk;
     size_t next;
     bool seen_any;
+    int walks;   /* how often the root was read */
+    bool moved;  /* a checkpoint was removed since: read it again */
+    bool forget; /* tell it with the next proposal */
 } search;
 
 /* ----------------------------------------------------- skipped checkpoints */
@@ -70,14 +99,56 @@ static bool wanted(const lg_resume_options *o, const lg__walk_item *item)
     return o->step == NULL || *o->step == item->step;
 }
 
+static bool already(const lg_resume_result *r, const char *folder)
+{
+    for (size_t i = 0; i < r->n_skipped; i++) {
+        if (strcmp(r->skipped[i].folder, folder) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Another process removes checkpoints only when there is a newer one. */
+static lg_status walk_again(lg_session *s, search *q, lg_error *err)
+{
+    lg__walk_free(q->walk);
+    q->walk = NULL;
+    q->moved = false;
+    q->seen_any = false;
+    q->next = 0;
+    q->walks++;
+    return lg__walk_read(s->store, &q->walk, err);
+}
+
 /* The next item to propose: TRY, SKIP (damaged; message says how), NONE_LEFT
  * or FAIL. */
-static lg__walk_item *propose(lg_session *s, search *q, const lg_resume_options *o, proposal *p)
+static lg__walk_item *propose(lg_session *s, search *q, const lg_resume_options *o, const lg_resume_result *r,
+                              proposal *p)
 {
     bool chosen = o->step != NULL || o->generation != NULL;
     lg_error why = LG_ERROR_INIT;
-    *p = (proposal){.kind = NONE_LEFT};
-    while (q->next < q->walk->n) {
+    *p = (proposal){.kind = NONE_LEFT, .forget = q->forget};
+    q->forget = false;
+    for (;;) {
+        if (q->moved && q->walks < LG__WALK_TRIES && walk_again(s, q, &why) != LG_OK) {
+            p->kind = FAIL;
+            p->status = (uint32_t)why.status;
+            lg__text_copy(p->message, sizeof p->message, why.message);
+            return NULL;
+        }
+        if (q->walk == NULL) {
+            return NULL;
+        }
+        if (q->next >= q->walk->n) {
+            /* A listing may miss what is renamed while it is made. A fresh
+             * start is never decided by one alone. */
+            if (q->seen_any || q->walks > 0) {
+                return NULL;
+            }
+            q->moved = true;
+            continue;
+        }
         lg__walk_item *item = &q->walk->items[q->next++];
         if (item->is_rollback) {
             if (item->status != LG_OK && !chosen && !item->discarded) {
@@ -97,11 +168,18 @@ static lg__walk_item *propose(lg_session *s, search *q, const lg_resume_options 
             continue;
         }
         q->seen_any = true;
+        if (already(r, item->name)) {
+            continue;
+        }
         if (item->status == LG_OK && lg__walk_check_whole(s->store, item, &why) != LG_OK) {
             p->kind = FAIL;
             p->status = (uint32_t)why.status;
             lg__text_copy(p->message, sizeof p->message, why.message);
             return NULL;
+        }
+        if (item->status != LG_OK && q->walks < LG__WALK_TRIES && lg__folder_gone(s->store, item->name)) {
+            q->moved = true;
+            continue;
         }
         lg__text_copy(p->folder, sizeof p->folder, item->name);
         bool fatal = lg__walk_must_ask(item->status);
@@ -110,7 +188,6 @@ static lg__walk_item *propose(lg_session *s, search *q, const lg_resume_options 
         p->kind = item->status == LG_OK ? TRY : fatal ? FAIL : SKIP;
         return item;
     }
-    return NULL;
 }
 
 static lg_status send_proposal(lg_session *s, proposal *p, lg__walk_item *item, lg__buf *message, lg_error *err)
@@ -247,6 +324,8 @@ static lg_status nothing_found(lg_session *s, const lg_resume_options *o, bool s
         s->settled = true;
         return lg_error_set(err, LG_ERR_EMPTY, "the root holds no checkpoint: this is a fresh start");
     }
+    LG__RETURN_IF(r->n_skipped == 0, err, LG_ERR_NO_GOOD,
+                  "every checkpoint was removed by another process while it was looked at; try again");
     return lg_error_set(err, LG_ERR_NO_GOOD, "no good checkpoint among %zu; the newest, %s: %s", r->n_skipped,
                         r->skipped[0].folder, r->skipped[0].reason);
 }
@@ -259,10 +338,11 @@ static lg_status one_round(lg_session *s, search *q, const lg_resume_options *o,
     proposal p = {0};
     lg__walk_item *item = NULL;
     if (lg__is_coordinator(s)) {
-        item = propose(s, q, o, &p);
+        item = propose(s, q, o, r, &p);
         if (p.kind == NONE_LEFT) {
             p.status = q->seen_any;
         }
+        p.asked = asked_of(o);
     }
     lg__buf message;
     *done = true;
@@ -272,8 +352,12 @@ static lg_status one_round(lg_session *s, search *q, const lg_resume_options *o,
     lg_generation g = {place[1], place[2]};
     p.message[sizeof p.message - 1] = '\0';
     p.folder[sizeof p.folder - 1] = '\0';
+    if (p.forget != 0 && r->n_skipped > 0) {
+        r->n_skipped--;
+    }
     lg_status st = LG_OK;
-    bool only = (o->flags & LG_RESUME_STRICT) != 0 || o->step != NULL || o->generation != NULL;
+    bool only = (p.asked.flags & LG_RESUME_STRICT) != 0 || p.asked.by != 0;
+    const asked_for own_asked = asked_of(o);
     if (p.kind == NONE_LEFT) {
         st = nothing_found(s, o, p.status != 0, r, err);
     } else if (p.kind == FAIL) {
@@ -282,8 +366,12 @@ static lg_status one_round(lg_session *s, search *q, const lg_resume_options *o,
         size_t head = sizeof p + sizeof place;
         loaded l = {0};
         lg_error own = LG_ERROR_INIT;
-        lg_status here =
-            load_here(s, p.folder, message.data + head, message.len - head, o->flags, targets, arg, &l, &own);
+        lg_status here = LG_OK;
+        if (memcmp(&own_asked, &p.asked, sizeof own_asked) != 0) {
+            here = lg_error_set(&own, LG_ERR_CONFLICT, "it resumes with other options than rank 0");
+        } else {
+            here = load_here(s, p.folder, message.data + head, message.len - head, o->flags, targets, arg, &l, &own);
+        }
         bool verified = (o->flags & LG_RESUME_UNVERIFIED) == 0;
         if (here == LG_OK) {
             here = take_result(&l, verified, r, &own);
@@ -315,7 +403,9 @@ static lg_status one_round(lg_session *s, search *q, const lg_resume_options *o,
         *done = false;
         st = add_skipped(r, place[0], g, p.folder, (lg_status)p.status, p.message, err);
         if (st == LG_OK && lg__is_coordinator(s)) {
-            st = lg__session_add_bad(s, g, err);
+            q->moved = q->walks < LG__WALK_TRIES && lg__folder_gone(s->store, p.folder);
+            q->forget = q->moved;
+            st = q->moved ? LG_OK : lg__session_add_bad(s, g, err);
         }
         /* Out of memory on one rank only: all hear of it. */
         lg_status agreed = lg__comm_agree(s->comm, st, s->deadline_ms, err);
@@ -333,14 +423,17 @@ lg_status lg_resume(lg_session *session, const lg_resume_options *options, lg_ta
     static const lg_resume_options defaults = LG_RESUME_OPTIONS_INIT;
     const lg_resume_options *o = options != NULL ? options : &defaults;
     const uint32_t known = LG_RESUME_STRICT | LG_RESUME_UNVERIFIED;
-    LG__RETURN_IF(session == NULL || out == NULL, err, LG_ERR_INVALID,
-                  "lg_resume: no session or no place for the result");
-    LG__RETURN_IF(o->size != sizeof *o || (o->flags & ~known) != 0, err, LG_ERR_INVALID,
-                  "lg_resume_options is not set up with LG_RESUME_OPTIONS_INIT or has unknown flags");
+    LG__RETURN_IF(session == NULL, err, LG_ERR_INVALID, "lg_resume: no session");
     lg_session *s = session;
     lg_resume_result *r = lg__calloc(1, sizeof *r);
     search q = {0};
     lg_status mine = r == NULL ? lg__nomem(err) : LG_OK;
+    if (out == NULL) {
+        mine = lg_error_set(err, LG_ERR_INVALID, "no place for the result");
+    } else if (o->size != sizeof *o || (o->flags & ~known) != 0) {
+        mine = lg_error_set(err, LG_ERR_INVALID,
+                            "lg_resume_options is not set up with LG_RESUME_OPTIONS_INIT or has unknown flags");
+    }
     if (mine == LG_OK && lg__is_coordinator(s)) {
         mine = lg__walk_read(s->store, &q.walk, err);
         if (mine == LG_ERR_NOT_FOUND) {

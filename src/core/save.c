@@ -595,7 +595,14 @@ static lg_status add_attach(lg_save *save, const char *file_name, const void *da
     LG__TRY(lg__attach_name_check(file_name, err));
     LG__RETURN_IF(data == NULL && bytes > 0, err, LG_ERR_INVALID, "attached file \"%s\": data is NULL", file_name);
     size_t n = strlen(file_name), at;
-    LG__RETURN_IF(lg__index_find(&save->by_file, file_name, n, &at), err, LG_ERR_INVALID,
+    char *folded = lg__arena_strndup(save->arena, file_name, n); /* two names that differ in case are one */
+    if (folded == NULL) {
+        return lg__nomem(err);
+    }
+    for (size_t i = 0; i < n; i++) {
+        folded[i] = (char)(folded[i] >= 'A' && folded[i] <= 'Z' ? folded[i] - 'A' + 'a' : folded[i]);
+    }
+    LG__RETURN_IF(lg__index_find(&save->by_file, folded, n, &at), err, LG_ERR_INVALID,
                   "attached file \"%s\" was added before", file_name);
     lg__save_attach file = {.name = lg__arena_strndup(save->arena, file_name, n), .bytes = bytes};
     if (file.name == NULL ||
@@ -605,7 +612,7 @@ static lg_status add_attach(lg_save *save, const char *file_name, const void *da
     if (save->rank == 0) { /* only its files count */
         LG__TRY(copy_bytes(save, data, bytes, &file.data, err));
     }
-    LG__TRY(lg__index_add(&save->by_file, file.name, n, save->n_attached, err));
+    LG__TRY(lg__index_add(&save->by_file, folded, n, save->n_attached, err));
     if (save->rank == 0) {
         save->attached[save->n_attached++] = file;
     }

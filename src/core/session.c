@@ -86,6 +86,9 @@ lg_status lg__session_add_bad(lg_session *s, lg_generation g, lg_error *err)
     return LG_OK;
 }
 
+/* Status, errno, rank: 32 bits each, before the bytes or the message. */
+#define TELL_HEAD 12
+
 lg_status lg__session_tell(lg_session *s, lg_status mine, void **data, size_t *bytes, lg_error *err)
 {
     if (s->comm->size == 1) {
@@ -95,8 +98,12 @@ lg_status lg__session_tell(lg_session *s, lg_status mine, void **data, size_t *b
     lg__buf_init(&message, SIZE_MAX / 2);
     bool speaks = lg__is_coordinator(s);
     if (speaks) {
+        if (mine != LG_OK && err->rank < 0) {
+            err->rank = 0;
+        }
         lg__buf_u32le(&message, (uint32_t)mine);
         lg__buf_u32le(&message, (uint32_t)(mine == LG_OK ? 0 : err->os_errno));
+        lg__buf_u32le(&message, (uint32_t)(mine == LG_OK ? 0 : err->rank));
         if (mine == LG_OK) {
             lg__buf_add(&message, *data, *bytes);
         } else {
@@ -115,7 +122,6 @@ lg_status lg__session_tell(lg_session *s, lg_status mine, void **data, size_t *b
     if (speaks) {
         lg__buf_free(&message);
         if (mine != LG_OK) {
-            err->rank = 0;
             return mine;
         }
         if (st != LG_OK) {
@@ -127,21 +133,21 @@ lg_status lg__session_tell(lg_session *s, lg_status mine, void **data, size_t *b
         *err = comm_err;
         return st;
     }
-    if (n < 8) {
+    if (n < TELL_HEAD) {
         lg_free(wire);
         return lg_error_set(err, LG_ERR_INTERNAL, "rank 0 sent a message of %zu bytes", n);
     }
     lg_status theirs = (lg_status)lg__get_u32le(wire);
-    size_t body = n - 8;
+    size_t body = n - TELL_HEAD;
     if (theirs != LG_OK) {
         lg_error_set(err, theirs, "%.*s", (int)(body < LG_ERROR_MESSAGE_MAX ? body : LG_ERROR_MESSAGE_MAX - 1),
-                     (char *)wire + 8);
+                     (char *)wire + TELL_HEAD);
         err->os_errno = (int)lg__get_u32le((char *)wire + 4);
-        err->rank = 0;
+        err->rank = (int)lg__get_u32le((char *)wire + 8);
         lg_free(wire);
         return theirs;
     }
-    memmove(wire, (char *)wire + 8, body);
+    memmove(wire, (char *)wire + TELL_HEAD, body);
     *data = wire;
     *bytes = body;
     return LG_OK;
@@ -243,6 +249,9 @@ lg_status lg_session_open(const char *root, const lg_session_options *options, l
     }
     s->deadline_ms = DEFAULT_DEADLINE_MS;
     lg_status st = take_options(s, o, err);
+    if (st == LG_OK && out == NULL) {
+        st = lg_error_set(err, LG_ERR_INVALID, "no place for the session");
+    }
     if (st == LG_OK && o->store != NULL) {
         s->store = o->store;
     } else if (st == LG_OK) {
@@ -287,7 +296,7 @@ lg_status lg_session_close(lg_session *session, lg_error *err)
     return LG_OK;
 }
 
-uint64_t lg_session_epoch(const lg_session *session) { return session->epoch; }
+uint64_t lg_session_epoch(const lg_session *session) { return session != NULL ? session->epoch : 0; }
 
 lg_status lg_session_get_status(const lg_session *session, lg_session_status *out, lg_error *err)
 {

@@ -48,9 +48,11 @@ lg_status lg_write(const char *root, uint64_t step, const lg_tensor *tensors, si
     return st;
 }
 
-lg_status lg_read(const char *where, const lg_target *targets, size_t n, uint64_t *step, lg_error *err)
+/* *gone: it failed because the checkpoint was removed underneath. */
+static lg_status read_once(const char *where, const lg_target *targets, size_t n, uint64_t *step, bool *gone,
+                           lg_error *err)
 {
-    LG__ERR(err);
+    *gone = false;
     lg_checkpoint *c;
     LG__TRY(lg_checkpoint_open(where, &c, err));
     lg_load *load = NULL;
@@ -64,7 +66,19 @@ lg_status lg_read(const char *where, const lg_target *targets, size_t n, uint64_
     if (st == LG_OK && step != NULL) {
         *step = c->m->step;
     }
+    *gone = lg__status_is_damage(st) && lg__folder_gone(c->store, c->folder);
     lg_load_free(load);
     lg_checkpoint_close(c);
+    return st;
+}
+
+lg_status lg_read(const char *where, const lg_target *targets, size_t n, uint64_t *step, lg_error *err)
+{
+    LG__ERR(err);
+    bool gone;
+    lg_status st = read_once(where, targets, n, step, &gone, err);
+    for (int i = 1; i < LG__WALK_TRIES && gone; i++) { /* retention of a run that goes on: there is a newer one */
+        st = read_once(where, targets, n, step, &gone, err);
+    }
     return st == LG_OK ? LG_OK : lg_error_wrap(err, "read %s", where);
 }

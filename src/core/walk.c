@@ -244,7 +244,7 @@ static lg_status add_other(lg__walk *w, const lg__root_item *item, bool tombston
     return LG_OK;
 }
 
-static lg_status add_item(lg__walk *w, lg_store *store, const lg__root_item *name, lg_error *err)
+static lg_status add_item(lg__walk *w, lg_store *store, const lg__root_item *name, bool *moved, lg_error *err)
 {
     if (!lg__grow((void **)&w->items, &w->cap, w->n, sizeof *w->items)) {
         return lg__nomem(err);
@@ -258,7 +258,9 @@ static lg_status add_item(lg__walk *w, lg_store *store, const lg__root_item *nam
         item_free(item);
         return st;
     }
-    bool unfinished = item->status == LG_ERR_NOT_FOUND && !lg__store_can(store, LG_CAP_RENAME_DIR);
+    bool can_rename = lg__store_can(store, LG_CAP_RENAME_DIR);
+    *moved = *moved || (item->status == LG_ERR_NOT_FOUND && can_rename && lg__folder_gone(store, item->name));
+    bool unfinished = item->status == LG_ERR_NOT_FOUND && !can_rename;
     bool tombstone = item->m != NULL && item->m->tombstone;
     if (item->generation.epoch > w->highest_epoch) {
         w->highest_epoch = item->generation.epoch;
@@ -272,9 +274,11 @@ static lg_status add_item(lg__walk *w, lg_store *store, const lg__root_item *nam
     return LG_OK;
 }
 
-lg_status lg__walk_read(lg_store *store, lg__walk **out, lg_error *err)
+/* *moved: a checkpoint was removed between its listing and its reading. */
+static lg_status walk_once(lg_store *store, bool *moved, lg__walk **out, lg_error *err)
 {
     scan s;
+    *moved = false;
     LG__TRY(scan_root(store, &s, err));
     lg__walk *w = lg__calloc(1, sizeof *w);
     lg_status st = w == NULL ? lg__nomem(err) : LG_OK;
@@ -288,7 +292,7 @@ lg_status lg__walk_read(lg_store *store, lg__walk **out, lg_error *err)
             w->highest_owner = p->generation.epoch;
         }
         bool counts = p->kind == LG__ROOT_STEP || p->kind == LG__ROOT_ROLLBACK;
-        st = counts ? add_item(w, store, item, err) : add_other(w, item, false, err);
+        st = counts ? add_item(w, store, item, moved, err) : add_other(w, item, false, err);
     }
     lg__free(s.items);
     if (st != LG_OK) {
@@ -302,6 +306,30 @@ lg_status lg__walk_read(lg_store *store, lg__walk **out, lg_error *err)
     follow_records(w);
     *out = w;
     return LG_OK;
+}
+
+lg_status lg__walk_read(lg_store *store, lg__walk **out, lg_error *err)
+{
+    lg__walk *w = NULL;
+    bool moved;
+    LG__TRY(walk_once(store, &moved, &w, err));
+    /* Again, since what took its place may have been listed or not. */
+    for (int i = 1; i < LG__WALK_TRIES && moved; i++) {
+        lg__walk_free(w);
+        LG__TRY(walk_once(store, &moved, &w, err));
+    }
+    *out = w;
+    return LG_OK;
+}
+
+bool lg__folder_gone(lg_store *store, const char *folder)
+{
+    bool there = false;
+    lg_error look = LG_ERROR_INIT;
+    bool can_rename = lg__store_can(store, LG_CAP_RENAME_DIR);
+    lg_status st = can_rename ? lg__store_exists(store, "", folder, &there, &look)
+                              : lg__store_exists(store, folder, LG__MANIFEST, &there, &look);
+    return st == LG_OK ? !there : st == LG_ERR_NOT_FOUND;
 }
 
 lg_status lg__walk_check_whole(lg_store *store, lg__walk_item *item, lg_error *err)
@@ -350,6 +378,9 @@ lg_status lg__pin_read(lg_store *store, const char *folder, const uint8_t *manif
 {
     pin_scan s = {0};
     lg_status st = lg__store_list(store, folder, take_pin, &s, err);
+    if (st == LG_ERR_NOT_FOUND) {
+        st = LG_OK;
+    }
     if (st == LG_OK && s.failed) {
         st = lg__nomem(err);
     }

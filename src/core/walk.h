@@ -69,9 +69,16 @@ lg_status lg__root_highest_owner(lg_store *store, uint64_t *out, lg_error *err);
  * reason when not; LG_OK unless the check itself could not be made. */
 lg_status lg__walk_check_whole(lg_store *store, lg__walk_item *item, lg_error *err);
 
+/* Was the checkpoint in `folder` removed since it was listed? Whoever finds files
+ * missing asks this first: what another process has removed is not damaged. */
+bool lg__folder_gone(lg_store *store, const char *folder);
+
+/* How often a walk is read anew because checkpoints went while it was used. */
+#define LG__WALK_TRIES 20
+
 /* Pin state by the highest side record that belongs to this manifest; a
  * damaged pin record counts as pinned. `manifest`: its SHA-256, or NULL where it
- * cannot be read; then every record counts. */
+ * cannot be read; then every record counts. A folder that is gone is not pinned. */
 typedef struct lg__pin_state {
     bool pinned;
     uint32_t highest; /* n of the highest record; 0 = none */

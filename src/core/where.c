@@ -252,6 +252,19 @@ static lg_status add_moved(lg_store *store, const lg__where *w, lg__walk *walk, 
     return LG_OK;
 }
 
+/* Were some that did not count as good removed meanwhile? Then there may be a
+ * newer one by now. */
+static bool has_moved(lg_store *store, const lg__walk *walk)
+{
+    for (size_t i = 0; i < walk->n; i++) {
+        const lg__walk_item *item = &walk->items[i];
+        if (!item->is_rollback && item->status != LG_OK && lg__folder_gone(store, item->name)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 lg_status lg__where_find(const char *where, lg_store **store, lg__walk **walk, lg__walk_item **item, lg_error *err)
 {
     lg__where w;
@@ -267,6 +280,14 @@ lg_status lg__where_find(const char *where, lg_store **store, lg__walk **walk, l
     }
     if (st == LG_OK) {
         st = find(s, &w, found, item, err);
+    }
+    for (int i = 1; i < LG__WALK_TRIES && w.kind == LG__WHERE_ROOT && found != NULL && has_moved(s, found); i++) {
+        lg__walk_free(found);
+        found = NULL;
+        st = lg__walk_read(s, &found, err);
+        if (st == LG_OK) {
+            st = find(s, &w, found, item, err);
+        }
     }
     if (st != LG_OK) {
         lg__walk_free(found);
