@@ -123,12 +123,16 @@ const cli_command cli_commands[] = {
      pin_options, pin_examples, cmd_pin},
     {"rm", "WHERE", 1, 1, "remove one checkpoint",
      "Removes the checkpoint WHERE, which must name one. Refused, with exit status 1, when it is\n"
-     "pinned, or when no other checkpoint of the root can be verified in full.",
+     "pinned, or when no other checkpoint of the root can be verified in full: without --yes\n"
+     "the answer is the same.",
      rm_options, rm_examples, cmd_rm},
     {"prune", "ROOT", 1, 1, "remove old checkpoints by a rule",
      "Keeps the last N good checkpoints, those of every K-th step, and pinned ones; damaged\n"
      "and discarded ones do not count and go once N good ones are newer. Before anything is\n"
-     "removed the newest one that stays is verified in full. A session that runs goes on.",
+     "removed or shown the newest one that stays is verified in full. A session that runs goes\n"
+     "on.\n\n"
+     "Exit status 1 when nothing may be removed: no checkpoint can be verified, or a newer\n"
+     "version of lastgood wrote one.",
      prune_options, prune_examples, cmd_prune},
     {"sweep", "ROOT", 1, 1, "remove what crashes left behind",
      "Removes folders of attempts that were never committed and what was being removed when a\n"
