@@ -55,6 +55,8 @@ bench: build
 	@$(BUILD)/bench/plan
 
 install: build
+	@at="$$DESTDIR$(abspath $(PREFIX))"; if ! { mkdir -p "$$at" && [ -w "$$at" ]; }; then \
+	    echo "make install: cannot write to $$at; another place: make install PREFIX=\$$HOME/.local" >&2; exit 1; fi
 	@meson configure $(BUILD) --prefix=$(abspath $(PREFIX)) --libdir=lib
 	@meson install -C $(BUILD) --quiet
 	@if [ "$$(id -u)" -eq 0 ] && [ -z "$$DESTDIR" ]; then ldconfig; fi

@@ -30,8 +30,8 @@ enum {
     CLI_TROUBLE = 2 /* usage, no such path, permission, input/output */
 };
 
-/* One option of a command. `arg` NULL: takes none; "[X]": may take one after
- * "="; else it needs one. `letter` 0: only the long form. */
+/* One option of a command. `arg` NULL: takes none; "[X]": may take one, attached
+ * ("-tX", "--tensors=X"); else it needs one. `letter` 0: only the long form. */
 typedef struct cli_option {
     char letter;
     const char *name;
@@ -78,6 +78,7 @@ const char *cli_value(const cli *c, const char *option); /* NULL if not given or
 /* A whole number. false after an error message. Leaves *out when not given. */
 bool cli_number(cli *c, const char *option, uint64_t min, uint64_t max, uint64_t *out);
 void cli_print_help(FILE *to);
+void cli_print_version(void);
 void cli_print_command_help(const cli_command *command, FILE *to);
 const cli_command *cli_find_command(const char *name);
 

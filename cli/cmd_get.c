@@ -66,6 +66,17 @@ static int show_values(cli *c, const subject *w)
     return exit_status;
 }
 
+/* Which checkpoint was taken. */
+static void put_step(cli *c, lg_checkpoint *k, const char *folder)
+{
+    lg_checkpoint_info info;
+    json_put(c->document, "folder", json_text(folder));
+    if (lg_checkpoint_get_info(k, &info, NULL) == LG_OK) {
+        json_put(c->document, "step", json_u64(info.step));
+        json_put(c->document, "generation", json_generation(info.generation));
+    }
+}
+
 static int get_slice(cli *c, lg_checkpoint *k, const lg_tensor_info *t)
 {
     slice s;
@@ -104,10 +115,15 @@ int cmd_get(cli *c)
         return report_trouble(c, NULL, "--output=- and --json both want standard output");
     }
     lg_checkpoint *k = NULL;
-    int exit_status = place_open_where(c, c->args[0], &k, NULL);
+    char *folder = NULL;
+    int exit_status = place_open_where(c, c->args[0], &k, &folder);
     if (exit_status >= 0) {
         return exit_status;
     }
+    if (c->json) {
+        put_step(c, k, folder);
+    }
+    free(folder);
     lg_tensor_info t;
     lg_error err = LG_ERROR_INIT;
     if (lg_checkpoint_find(k, c->args[1], &t, &err) == LG_OK) {

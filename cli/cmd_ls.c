@@ -2,17 +2,18 @@
 #include "place.h"
 #include "table.h"
 
+#include <dirent.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* "newest, pinned", "damaged, discarded", … */
+/* "whole, newest", "damaged, discarded", … */
 static char *state_of(const lg_entry *e)
 {
     text t = {0};
-    text_add(&t, "%s", e->status == LG_OK ? "good" : e->status == LG_ERR_VERSION ? "unreadable" : "damaged");
+    text_add(&t, "%s", status_words(e->status));
     if (e->newest) {
-        text_add(&t, ", newest");
+        text_add(&t, ", %s", e->status == LG_OK ? "newest" : "tried first");
     }
     if (e->discarded) {
         text_add(&t, ", discarded");
@@ -91,6 +92,16 @@ static const char *what_it_is(const lg_entry *e)
     }
 }
 
+/* The same, and of an owner who it was and when. free() it. */
+static char *all_it_is(const lg_entry *e)
+{
+    if (e->kind != LG_ENTRY_OWNER || e->created[0] == '\0') {
+        return need_strdup(what_it_is(e));
+    }
+    char when[32];
+    return need_format("owner since %s%s%s", created_text(e->created, when), e->note[0] != '\0' ? ": " : "", e->note);
+}
+
 static int by_kind_and_name(const void *a, const void *b)
 {
     const lg_entry *x = *(const lg_entry *const *)a, *y = *(const lg_entry *const *)b;
@@ -113,7 +124,9 @@ static void print_others(const cli *c, const place *p, const lg_listing *l)
         char size[SIZE_TEXT];
         table_cell(t, STYLE_PLAIN, "%s", others[i]->name);
         table_cell(t, STYLE_PLAIN, "%s", others[i]->kind == LG_ENTRY_OWNER ? "" : size_text(c, others[i]->bytes, size));
-        table_cell(t, STYLE_PLAIN, "%s", what_it_is(others[i]));
+        char *what = all_it_is(others[i]);
+        table_cell(t, STYLE_PLAIN, "%s", what);
+        free(what);
     }
     free(others);
     puts(table_rows(t) > 0 ? "\nalso here:" : "\nnothing else is here");
@@ -124,7 +137,7 @@ static void print_list(const cli *c, const place *p, const lg_listing *l)
 {
     static const char *const heads[] = {">STEP", "GENERATION", "CREATED (UTC)", ">RANKS", ">TENSORS", ">SIZE", "STATE"};
     table *t = table_new(c, 7, heads);
-    uint64_t bytes = 0, n = 0;
+    uint64_t bytes = 0, n = 0, whole = 0;
     for (size_t i = 0; i < l->n; i++) {
         const lg_entry *e = &l->entries[i];
         if (!in_the_list(e) || !place_holds(p, e)) {
@@ -136,12 +149,18 @@ static void print_list(const cli *c, const place *p, const lg_listing *l)
             row_of_checkpoint(c, t, e);
             bytes += e->bytes;
             n++;
+            whole += e->status == LG_OK;
         }
     }
     table_print(t, 0);
     if (n > 1) {
         char count[COUNT_TEXT], size[SIZE_TEXT];
         printf("%s, %s\n", count_text(n, "checkpoint", "checkpoints", count), size_text(c, bytes, size));
+    }
+    if (whole > 0) {
+        fputs("contents not checked: lastgood verify ", stdout);
+        text_put(stdout, p->where);
+        putchar('\n');
     }
 }
 
@@ -157,6 +176,10 @@ static json_t *entry_json(const lg_entry *e)
     json_put(o, "generation", json_generation(e->generation));
     if (e->kind == LG_ENTRY_OWNER || e->kind == LG_ENTRY_TRASH) {
         json_put(o, "bytes", json_u64(e->bytes));
+        if (e->kind == LG_ENTRY_OWNER) {
+            json_put(o, "note", json_text(e->note));
+            json_put(o, "created", json_text(e->created));
+        }
         return o;
     }
     if (e->kind == LG_ENTRY_ROLLBACK) {
@@ -190,6 +213,7 @@ static json_t *entry_json(const lg_entry *e)
 static void fill_document(cli *c, const place *p, const lg_listing *l)
 {
     json_put(c->document, "root", json_text(p->root));
+    json_put(c->document, "checked", json_text("sizes"));
     json_put(c->document, "unreadable_newer", json_boolean(l->unreadable_newer));
     json_t *all = need(json_array());
     const lg_entry **order = need_calloc(l->n, sizeof *order);
@@ -213,16 +237,53 @@ static void fill_document(cli *c, const place *p, const lg_listing *l)
     json_put(c->document, "entries", all);
 }
 
+#define ROOTS_NAMED 3
+
+/* Folders below that look like roots, as "lastgood ls runs/a", … NULL: none. */
+static char *roots_below(const char *path)
+{
+    struct dirent **all = NULL;
+    int n = scandir(path, &all, NULL, alphasort);
+    text t = {0};
+    size_t found = 0;
+    for (int i = 0; i < n; i++) {
+        const char *name = all[i]->d_name;
+        char *below = strcmp(path, ".") == 0 ? need_strdup(name) : need_format("%s/%s", path, name);
+        if (name[0] != '.' && found <= ROOTS_NAMED && place_is_root(below)) {
+            if (found < ROOTS_NAMED) {
+                text_add(&t, "%s%s", found > 0 ? ", " : "", below);
+            }
+            found++;
+        }
+        free(below);
+        free(all[i]);
+    }
+    free(all);
+    if (found == 0) {
+        return NULL;
+    }
+    char *hint = need_format("roots below it: %s%s", t.data, found > ROOTS_NAMED ? ", …" : "");
+    text_free(&t);
+    return hint;
+}
+
 static int nothing(cli *c, const place *p)
 {
-    char *hint = NULL;
+    char *hint = p->kind == PLACE_ROOT ? roots_below(p->where) : NULL;
     if (p->kind != PLACE_ROOT) {
         hint = need_format("'lastgood ls %s' lists all checkpoints", p->root);
-    } else if (!cli_has(c, "all")) {
+    } else if (hint == NULL && !cli_has(c, "all")) {
         hint = need_format("'lastgood ls -a %s' shows what else lies there", p->where);
     }
-    report_trouble(c, hint, "%s: there is no checkpoint", p->where);
+    report_as(c, LG_ERR_EMPTY, hint, "%s: there is no checkpoint", p->where);
     free(hint);
+    return CLI_NO;
+}
+
+static int none_whole(cli *c, const place *p, size_t n)
+{
+    report_as(c, LG_ERR_NO_GOOD, "'lastgood verify' names all that is wrong", "%s: %s", p->where,
+              n == 1 ? "the checkpoint is not whole" : "none of the checkpoints is whole");
     return CLI_NO;
 }
 
@@ -242,9 +303,11 @@ int cmd_ls(cli *c)
     } else if (lg_list(p.root, all ? LG_LIST_ALL : 0, &l, &err) != LG_OK) {
         exit_status = report_error(c, &err, NULL);
     } else {
-        size_t n = 0;
+        size_t n = 0, whole = 0;
         for (size_t i = 0; i < l->n; i++) {
-            n += l->entries[i].kind == LG_ENTRY_COMMITTED && place_holds(&p, &l->entries[i]);
+            bool is = l->entries[i].kind == LG_ENTRY_COMMITTED && place_holds(&p, &l->entries[i]);
+            n += is;
+            whole += is && l->entries[i].status == LG_OK;
         }
         if (c->json) {
             fill_document(c, &p, l);
@@ -254,7 +317,7 @@ int cmd_ls(cli *c)
                 print_others(c, &p, l);
             }
         }
-        exit_status = n > 0 ? CLI_YES : nothing(c, &p);
+        exit_status = whole > 0 ? CLI_YES : n > 0 ? none_whole(c, &p, n) : nothing(c, &p);
         if (l->unreadable_newer) {
             report_note(c, "a newer version of lastgood wrote here: while that is so, nothing is removed");
         }

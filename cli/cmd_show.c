@@ -176,8 +176,8 @@ static void state_line(const cli *c, const counts *n, const lg_entry *e, bool pi
 {
     label("state");
     text_style style = n->wrong > 0 ? STYLE_BAD : STYLE_GOOD;
-    printf("%s%s%s", style_begin(c, style), n->wrong > 0 ? "damaged" : "good", style_end(c, style));
-    fputs(n->wrong > 0 ? ": " : " as far as manifest and sizes tell", stdout);
+    printf("%s%s%s", style_begin(c, style), n->wrong > 0 ? "damaged" : "whole", style_end(c, style));
+    fputs(n->wrong > 0 ? ": " : ", contents not checked", stdout);
     if (n->wrong > 0) {
         text_put(stdout, n->first_wrong);
         if (n->wrong > 1) {
@@ -185,7 +185,7 @@ static void state_line(const cli *c, const counts *n, const lg_entry *e, bool pi
         }
     }
     if (e != NULL && e->newest) {
-        fputs("; newest", stdout);
+        fputs(n->wrong > 0 ? "; tried first" : "; newest", stdout);
     }
     if (e != NULL && e->discarded) {
         fputs("; discarded by a rollback", stdout);
@@ -352,9 +352,6 @@ static int fill_summary(cli *c, const view *v)
     bool listed = find_entry(v, &e);
     json_t *o = c->document;
     const lg_checkpoint_info *i = &v->info;
-    json_put(o, "folder", json_text(v->folder));
-    json_put(o, "step", json_u64(i->step));
-    json_put(o, "generation", json_generation(i->generation));
     json_put(o, "good", json_boolean(n.wrong == 0));
     if (n.wrong > 0) {
         json_put(o, "reason", json_text(n.first_wrong));
@@ -412,9 +409,8 @@ static int show_matches(cli *c, const view *v, const char *pattern)
     if (show_tensors(c, v, pattern) > 0 || pattern == NULL) {
         return CLI_YES;
     }
-    report_trouble(c, "quote the pattern, so that the shell leaves it alone", "%s: no tensor matches '%s'", v->where,
-                   pattern);
-    return CLI_NO;
+    return report_as(c, LG_ERR_MISSING, "quote the pattern, so that the shell leaves it alone",
+                     "%s: no tensor matches '%s'", v->where, pattern);
 }
 
 static int show_name(cli *c, const view *v, const char *name)
@@ -432,6 +428,14 @@ static int show_name(cli *c, const view *v, const char *name)
 
 static int show(cli *c, const view *v)
 {
+    if (c->json) {
+        json_put(c->document, "folder", json_text(v->folder));
+        json_put(c->document, "step", json_u64(v->info.step));
+        json_put(c->document, "generation", json_generation(v->info.generation));
+    }
+    if (cli_value(c, "state") != NULL) {
+        return show_state_value(c, v, cli_value(c, "state"));
+    }
     bool tensors = cli_has(c, "tensors"), layouts = cli_has(c, "layouts"), files = cli_has(c, "files"),
          state = cli_has(c, "state");
     if (c->n_args > 1) {
@@ -468,10 +472,22 @@ static int show(cli *c, const view *v)
     return exit_status;
 }
 
+/* "show -t 'x*' ROOT": the pattern stands where WHERE should. */
+static int pattern_apart(cli *c)
+{
+    struct stat st;
+    bool apart = cli_has(c, "tensors") && cli_value(c, "tensors") == NULL && c->n_args == 2 &&
+                 strpbrk(c->args[0], "*?[") != NULL && stat(c->args[0], &st) != 0;
+    return apart ? report_trouble(c, "write -tPATTERN or --tensors=PATTERN", "the pattern '%s' stands apart from -t",
+                                  c->args[0])
+                 : -1;
+}
+
 int cmd_show(cli *c)
 {
     place p;
-    int exit_status = place_find(c, c->args[0], &p);
+    int exit_status = pattern_apart(c);
+    exit_status = exit_status >= 0 ? exit_status : place_find(c, c->args[0], &p);
     if (exit_status >= 0) {
         return exit_status;
     }

@@ -3,9 +3,12 @@
 #include "progress.h"
 #include "safetensors.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 typedef struct problems {
     lg_problem *all;
@@ -33,6 +36,7 @@ static int compare_problems(const void *a, const void *b)
 /* What is looked at, for lines and document. */
 typedef struct subject {
     const char *folder;
+    const char *path; /* of the folder; NULL: not known */
     bool has_step;
     uint64_t step;
     lg_generation generation;
@@ -56,21 +60,26 @@ static const char *without_file(const lg_problem *p)
     return at != NULL && (at == p->message || at[-1] == '/') && strncmp(at + n, ": ", 2) == 0 ? at + n + 2 : p->message;
 }
 
+/* File, range and tensor once each, whether the message has them or not. */
 static void print_problem(const lg_problem *p)
 {
     fputs("  ", stdout);
     text_put(stdout, p->file[0] != '\0' ? p->file : "(the folder)");
-    if (p->bytes > 0) {
-        printf("  bytes %" PRIu64 "..%" PRIu64, p->offset, p->offset + p->bytes);
-    }
-    if (p->tensor[0] != '\0') {
-        fputs("  tensor \"", stdout);
-        text_put(stdout, p->tensor);
-        putchar('"');
-    }
     fputs("\n    ", stdout);
-    text_put(stdout, without_file(p));
+    text t = {0};
+    const char *message = without_file(p);
+    char *range = need_format("%" PRIu64 "..%" PRIu64, p->offset, p->offset + p->bytes);
+    if (p->bytes > 0 && strstr(message, range) == NULL) {
+        text_add(&t, "bytes %s: ", range);
+    }
+    text_add(&t, "%s", message);
+    if (p->tensor[0] != '\0' && strstr(message, p->tensor) == NULL) {
+        text_add(&t, "; tensor \"%s\"", p->tensor);
+    }
+    text_wrap(stdout, t.data, 4, 4);
     putchar('\n');
+    text_free(&t);
+    free(range);
 }
 
 static json_t *problem_json(const lg_problem *p)
@@ -85,13 +94,48 @@ static json_t *problem_json(const lg_problem *p)
     return o;
 }
 
+/* Manifest and pins are read too, but sizes are everywhere those of the files
+ * that the manifest lists. */
+static lg_verify_result listed_only(const subject *s, lg_verify_result r)
+{
+    DIR *dir = s->path != NULL ? opendir(s->path) : NULL;
+    struct dirent *e;
+    while (dir != NULL && (e = readdir(dir)) != NULL) {
+        struct stat st;
+        bool own = strcmp(e->d_name, "lastgood.json") == 0 || strncmp(e->d_name, "lastgood-pin-", 13) == 0;
+        if (own && fstatat(dirfd(dir), e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0) {
+            r.files -= r.files > 0;
+            r.bytes -= (uint64_t)st.st_size < r.bytes ? (uint64_t)st.st_size : r.bytes;
+        }
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    return r;
+}
+
+/* Why it could not be verified, where all problems say the same. */
+static const char *trouble_words(const problems *p)
+{
+    for (size_t i = 1; i < p->n; i++) {
+        if (p->all[i].status != p->all[0].status) {
+            return "could not be verified";
+        }
+    }
+    return p->n == 0                               ? "could not be verified"
+           : p->all[0].status == LG_ERR_VERSION    ? "of a newer version, not verified"
+           : p->all[0].status == LG_ERR_PERMISSION ? "may not be read, not verified"
+                                                   : "could not be verified";
+}
+
 static const char *result_name(int exit_status)
 {
     return exit_status == CLI_YES ? "good" : exit_status == CLI_NO ? "damaged" : "trouble";
 }
 
-static void tell(cli *c, const subject *s, const problems *p, const lg_verify_result *r, int exit_status)
+static void tell(cli *c, const subject *s, const problems *p, const lg_verify_result *read, int exit_status)
 {
+    lg_verify_result listed = listed_only(s, *read), *r = &listed;
     if (c->json) {
         json_t *o = need(json_object());
         json_put(o, "folder", json_text(s->folder));
@@ -116,8 +160,8 @@ static void tell(cli *c, const subject *s, const problems *p, const lg_verify_re
     char files[COUNT_TEXT], size[SIZE_TEXT], count[COUNT_TEXT];
     text_style style = exit_status == CLI_YES ? STYLE_GOOD : STYLE_BAD;
     print_subject(s);
-    printf(": %s%s%s", style_begin(c, style),
-           exit_status == CLI_TROUBLE ? "could not be verified" : result_name(exit_status), style_end(c, style));
+    printf(": %s%s%s", style_begin(c, style), exit_status == CLI_TROUBLE ? trouble_words(p) : result_name(exit_status),
+           style_end(c, style));
     if (p->n > 0) {
         printf(", %s", count_text(p->n, "problem", "problems", count));
     }
@@ -140,9 +184,7 @@ static int worse(int a, int b)
 /* Is it the file that is wrong, or does the machine refuse to show it? */
 static int exit_of_problem(const lg_problem *p)
 {
-    return p->status == LG_ERR_PERMISSION || p->status == LG_ERR_VERSION || p->status == LG_ERR_UNSUPPORTED
-               ? CLI_TROUBLE
-               : CLI_NO;
+    return status_is_damage(p->status) || p->status == LG_ERR_CONFLICT ? CLI_NO : CLI_TROUBLE;
 }
 
 /* A checkpoint that cannot even be opened: its manifest is the problem. */
@@ -208,6 +250,7 @@ static int verify_entry(cli *c, const place *p, const lg_entry *e)
         return exit_of_problem(&one);
     }
     char *where = need_format("%s/%s", p->root, e->name);
+    s.path = where;
     lg_checkpoint *k = NULL;
     lg_error err = LG_ERROR_INIT;
     int exit_status;
@@ -229,7 +272,7 @@ static int verify_root(cli *c, const place *p)
         return report_error(c, &err, NULL);
     }
     int exit_status = CLI_YES;
-    size_t n = 0, bad = 0;
+    size_t n = 0, damaged = 0, unknown = 0;
     for (size_t i = 0; i < l->n; i++) {
         const lg_entry *e = &l->entries[i];
         if (cli_has(c, "newest") && !e->newest) {
@@ -237,7 +280,8 @@ static int verify_root(cli *c, const place *p)
         }
         n += e->kind == LG_ENTRY_COMMITTED;
         int one = verify_entry(c, p, e);
-        bad += one != CLI_YES;
+        damaged += one == CLI_NO;
+        unknown += one == CLI_TROUBLE;
         exit_status = worse(exit_status, one);
     }
     lg_listing_free(l);
@@ -249,10 +293,17 @@ static int verify_root(cli *c, const place *p)
     if (n > 1 && !c->json && !c->quiet) {
         char count[COUNT_TEXT];
         count_text(n, "checkpoint", "checkpoints", count);
-        if (bad == 0) {
+        if (damaged + unknown == 0) {
             printf("%s: %sall good%s\n", count, style_begin(c, STYLE_GOOD), style_end(c, STYLE_GOOD));
         } else {
-            printf("%s: %s%zu not good%s\n", count, style_begin(c, STYLE_BAD), bad, style_end(c, STYLE_BAD));
+            printf("%s: %s", count, style_begin(c, STYLE_BAD));
+            if (damaged > 0) {
+                printf("%zu damaged%s", damaged, unknown > 0 ? ", " : "");
+            }
+            if (unknown > 0) {
+                printf("%zu could not be verified", unknown);
+            }
+            printf("%s\n", style_end(c, STYLE_BAD));
         }
     }
     return exit_status;
@@ -296,8 +347,11 @@ static int verify_one(cli *c, const place *p)
         exit_status = report_error(c, &err, NULL);
     } else {
         const char *folder = p->name != NULL ? p->name : info.folder;
-        subject s = {.folder = folder, .has_step = true, .step = info.step, .generation = info.generation};
+        char *path = p->kind == PLACE_FOLDER ? need_strdup(p->path) : need_format("%s/%s", p->root, folder);
+        subject s = {
+            .folder = folder, .path = path, .has_step = true, .step = info.step, .generation = info.generation};
         exit_status = verify_open(c, k, &s);
+        free(path);
     }
     lg_checkpoint_close(k);
     return exit_status;

@@ -14,6 +14,7 @@ const cli_option cli_common_options[] = {
     {0, "json", NULL, "one JSON document on standard output"},
     {0, "color", "WHEN", "always, never or auto (a terminal, and NO_COLOR is not set)"},
     {'h', "help", NULL, "this text"},
+    {0, "version", NULL, "the version of lastgood"},
     END};
 
 static const cli_option ls_options[] = {
@@ -21,10 +22,10 @@ static const cli_option ls_options[] = {
 static const char *const ls_examples[] = {"lastgood ls runs/a", "lastgood ls -a --bytes runs/a", NULL};
 
 static const cli_option show_options[] = {
-    {'t', "tensors", "[PATTERN]", "the tensors, or those whose names match (*, ?, [...])"},
+    {'t', "tensors", "[PATTERN]", "the tensors, or those whose names match (*, ?, [...]): -tPATTERN"},
     {'l', "layouts", NULL, "how tensors are cut over ranks"},
     {'f', "files", NULL, "every file, with its size and rank"},
-    {'s', "state", NULL, "global state with its values, and the keys of per-rank state"},
+    {'s', "state", "[KEY]", "global state with its values, and the keys of per-rank state; with KEY only that value"},
     {'a', "all", NULL, "long values and lists in full"},
     END};
 static const char *const show_examples[] = {"lastgood show runs/a", "lastgood show runs/a@500 --tensors='layers.0.*'",
@@ -39,7 +40,9 @@ static const cli_option verify_options[] = {
 static const char *const verify_examples[] = {"lastgood verify runs/a@500", "lastgood verify runs/a",
                                               "lastgood verify --quiet model.safetensors && echo good", NULL};
 
-static const cli_option rollback_options[] = {{'r', "reason", "TEXT", "kept in the record and shown by ls"}, END};
+static const cli_option rollback_options[] = {{'r', "reason", "TEXT", "kept in the record and shown by ls"},
+                                              {0, "no-verify", NULL, "do not read and check the bytes of WHERE before"},
+                                              END};
 static const char *const rollback_examples[] = {"lastgood rollback runs/a@400 --reason='loss spiked at 430'", NULL};
 
 static const cli_option pin_options[] = {
@@ -71,7 +74,7 @@ static const char *const get_examples[] = {"lastgood get runs/a@500 head.weight"
                                            "lastgood get runs/a@500 embed.weight -1", NULL};
 
 static const cli_option diff_options[] = {
-    {'t', "tensors", "[PATTERN]", "only the tensors, or only those whose names match (*, ?, [...])"},
+    {'t', "tensors", "[PATTERN]", "only the tensors, or only those whose names match (*, ?, [...]): -tPATTERN"},
     {0, "tolerance", "X", "floating-point elements at most X apart count as equal"},
     {'a', "all", NULL, "list the equal tensors too"},
     {'q', "quiet", NULL, "print nothing but errors; the exit status tells"},
@@ -88,7 +91,7 @@ const cli_command cli_commands[] = {
      "damaged, discarded by a rollback, and why), and the rollbacks. Sizes and manifests are\n"
      "checked, contents are not: that is what 'verify' does. WHERE is the current folder by\n"
      "default; ROOT@STEP or a step folder lists only those checkpoints.\n\n"
-     "Exit status 1 when there is no checkpoint.",
+     "Exit status 1 when no checkpoint is whole.",
      ls_options, ls_examples, cmd_ls},
     {"show", "WHERE [NAME]", 1, 2, "show what a checkpoint or a safetensors file holds",
      "Without options a summary: step, generation, run, parent, sizes, tensors, state. With\n"
@@ -103,30 +106,39 @@ const cli_command cli_commands[] = {
      "bytes. Of a root every checkpoint is verified. Of a single safetensors file the form is\n"
      "checked; such a file has no checksums.\n\n"
      "Exit status 0 when all is good, 1 when something is damaged, 2 when it could not be told\n"
-     "(no such path, permission).",
+     "(no such path, permission, a newer version).",
      verify_options, verify_examples, cmd_verify},
     {"rollback", "WHERE", 1, 1, "make the run go on from an older checkpoint",
-     "Records that the run goes back to WHERE. Newer checkpoints are discarded: they stay on\n"
-     "disk but are no longer resumed from. A session that still runs fails its next save, so\n"
-     "that it cannot bring them back. Nothing is deleted, and a rollback to one of the\n"
-     "discarded checkpoints undoes it.",
+     "Records that the run goes back to WHERE, which must name one checkpoint and is verified\n"
+     "first. Newer checkpoints are discarded: they stay on disk but are no longer resumed from.\n"
+     "A session that still runs fails its next save, so that it cannot bring them back. A\n"
+     "rollback to one of the discarded checkpoints undoes it.\n\n"
+     "The rollback itself deletes nothing. But when the run has gone on, its retention removes\n"
+     "discarded checkpoints once keep_last good ones are newer: pin those that you may want\n"
+     "back.",
      rollback_options, rollback_examples, cmd_rollback},
     {"pin", "WHERE", 1, 1, "protect a checkpoint from removal",
-     "A pinned checkpoint is kept by retention, prune and rm until it is unpinned.", pin_options, pin_examples,
-     cmd_pin},
+     "A pinned checkpoint is kept by retention, prune and rm until it is unpinned. Pinned again\n"
+     "without --reason it keeps the reason it has.",
+     pin_options, pin_examples, cmd_pin},
     {"rm", "WHERE", 1, 1, "remove one checkpoint",
      "Removes the checkpoint WHERE, which must name one. Refused, with exit status 1, when it is\n"
-     "pinned, or when no other checkpoint of the root can be verified in full.",
+     "pinned, or when no other checkpoint of the root can be verified in full: without --yes\n"
+     "the answer is the same.",
      rm_options, rm_examples, cmd_rm},
     {"prune", "ROOT", 1, 1, "remove old checkpoints by a rule",
      "Keeps the last N good checkpoints, those of every K-th step, and pinned ones; damaged\n"
      "and discarded ones do not count and go once N good ones are newer. Before anything is\n"
-     "removed the newest one that stays is verified in full. A session that runs goes on.",
+     "removed or shown the newest one that stays is verified in full. A session that runs goes\n"
+     "on.\n\n"
+     "Exit status 1 when nothing may be removed: no checkpoint can be verified, or a newer\n"
+     "version of lastgood wrote one.",
      prune_options, prune_examples, cmd_prune},
     {"sweep", "ROOT", 1, 1, "remove what crashes left behind",
-     "Removes folders of attempts that were never committed, of earlier owners of the root, and\n"
-     "what was being removed when a process died. Checkpoints are not touched. Attempts of the\n"
-     "session that runs, or ran last, stay: the next session sweeps them.",
+     "Removes folders of attempts that were never committed and what was being removed when a\n"
+     "process died. Checkpoints are not touched. Each session that opens a root for writing\n"
+     "becomes its owner; attempts of the last owner stay, since it may still run, and are\n"
+     "listed: the next session that opens the root removes them.",
      sweep_options, sweep_examples, cmd_sweep},
     {"get", "WHERE NAME [SLICE]", 2, 3, "print a tensor or write it to a .npy file",
      "Prints the tensor NAME, or a part of it, or writes it to a NumPy file. Only the blocks\n"

@@ -76,7 +76,7 @@ int main(int argc, char **argv)
         return flush(CLI_YES);
     }
     if (strcmp(first, "--version") == 0 || strcmp(first, "-V") == 0) {
-        printf("lastgood %s\n", lg_version());
+        cli_print_version();
         return flush(CLI_YES);
     }
     if (first[0] == '-') {

@@ -31,7 +31,7 @@ static void on_signal(int number)
 
 static int trouble(npy *f, const char *what)
 {
-    return report_trouble(f->c, NULL, "%s: %s: %s", f->path, what, strerror(errno));
+    return report_as(f->c, LG_ERR_IO, NULL, "%s: %s: %s", f->path, what, strerror(errno));
 }
 
 static int write_all(npy *f, const void *data, size_t bytes)
@@ -80,7 +80,7 @@ static int open_temporary(npy *f)
             return report_trouble(f->c, NULL, "%s is a folder", f->path);
         }
         if (!f->force) {
-            return report_trouble(f->c, "--force replaces it", "%s exists already", f->path);
+            return report_as(f->c, LG_ERR_EXISTS, "--force replaces it", "%s exists already", f->path);
         }
     }
     f->temporary = need_format("%s.XXXXXX.tmp", f->path);
@@ -137,7 +137,7 @@ static int appear(npy *f)
         return -1;
     }
     if (!f->force && errno == EEXIST) {
-        return report_trouble(f->c, "--force replaces it", "%s exists already", f->path);
+        return report_as(f->c, LG_ERR_EXISTS, "--force replaces it", "%s exists already", f->path);
     }
     if (rename(f->temporary, f->path) != 0) {
         return trouble(f, "rename");

@@ -16,7 +16,7 @@ typedef struct option_list {
     const cli_option *all[CLI_MAX_OPTIONS];
     size_t n;
     struct option lng[CLI_MAX_OPTIONS + 1];
-    char letters[3 * CLI_MAX_OPTIONS + 2];
+    char letters[3 * CLI_MAX_OPTIONS + 2]; /* no_argument, required_argument and optional_argument are 0, 1, 2 */
 } option_list;
 
 static bool optional_argument_of(const cli_option *o) { return o->arg != NULL && o->arg[0] == '['; }
@@ -31,8 +31,7 @@ static void add_options(option_list *l, const cli_option *options)
         if (options->letter != 0) {
             size_t at = strlen(l->letters);
             l->letters[at++] = options->letter;
-            /* An optional value only behind "=": so letters can be joined. */
-            if (kind == required_argument) {
+            for (int colons = kind; colons > 0; colons--) { /* "t::": a value only attached */
                 l->letters[at++] = ':';
             }
             l->letters[at] = '\0';
@@ -108,7 +107,9 @@ static int check_args(cli *c)
     if (!many && c->n_args >= m->min_args) {
         return -1;
     }
-    char *hint = need_format("usage: lastgood %s [OPTION]... %s", m->name, m->args);
+    bool apart = many && cli_has(c, "tensors") && cli_value(c, "tensors") == NULL;
+    char *hint = apart ? need_strdup("a pattern is attached: -tPATTERN or --tensors=PATTERN")
+                       : need_format("usage: lastgood %s [OPTION]... %s", m->name, m->args);
     int exit_status;
     if (many) {
         exit_status = report_trouble(c, hint, "unexpected argument %s", c->args[m->max_args]);
@@ -204,8 +205,12 @@ int cli_parse(cli *c, int argc, char **argv)
         json_decref(c->document);
         c->document = NULL;
     }
-    if (done < 0 && cli_has(c, "help")) {
-        cli_print_command_help(c->command, stdout);
+    if (done < 0 && (cli_has(c, "help") || cli_has(c, "version"))) {
+        if (cli_has(c, "help")) {
+            cli_print_command_help(c->command, stdout);
+        } else {
+            cli_print_version();
+        }
         c->json = false;
         return CLI_YES;
     }
@@ -288,20 +293,34 @@ static void print_options(const cli_option *options, FILE *to)
         if (!fits) {
             fprintf(to, "\n%*s", HELP_COLUMN, "");
         }
-        for (const char *p = options->help; *p != '\0'; p++) {
-            fputc(*p, to);
-            if (*p == '\n') {
-                fprintf(to, "%*s", HELP_COLUMN, "");
-            }
-        }
+        text_wrap(to, options->help, HELP_COLUMN, HELP_COLUMN);
         fputc('\n', to);
+    }
+}
+
+void cli_print_version(void) { printf("lastgood %s\n", lg_version()); }
+
+/* Paragraphs are ended by empty lines; other line ends are spaces. */
+static void print_paragraphs(const char *about, FILE *to)
+{
+    while (*about != '\0') {
+        const char *end = strstr(about, "\n\n");
+        size_t n = end != NULL ? (size_t)(end - about) : strlen(about);
+        char *paragraph = need_format("%.*s", (int)n, about);
+        for (char *p = paragraph; *p != '\0'; p++) {
+            *p = *p == '\n' ? ' ' : *p;
+        }
+        text_wrap(to, paragraph, 0, 0);
+        fputs("\n\n", to);
+        free(paragraph);
+        about += end != NULL ? n + 2 : n;
     }
 }
 
 void cli_print_command_help(const cli_command *m, FILE *to)
 {
-    fprintf(to, "usage: lastgood %s [OPTION]...%s%s\n\n%s\n\n", m->name, m->args[0] != '\0' ? " " : "", m->args,
-            m->about);
+    fprintf(to, "usage: lastgood %s [OPTION]...%s%s\n\n", m->name, m->args[0] != '\0' ? " " : "", m->args);
+    print_paragraphs(m->about, to);
     if (m->options->name != NULL) {
         fputs("options:\n", to);
         print_options(m->options, to);
@@ -325,7 +344,8 @@ void cli_print_help(FILE *to)
         fprintf(to, "  %-10s%s\n", m->name, m->summary);
     }
     fputs("\nWHERE is one of\n"
-          "  ROOT             the folder of a run; where one checkpoint is needed, its newest good one\n"
+          "  ROOT             the folder of a run; where one checkpoint is needed, its\n"
+          "                   newest good one\n"
           "  ROOT@STEP        the newest checkpoint of that step, as runs/a@500\n"
           "  ROOT@gE.S        the checkpoint of that generation, as runs/a@g3.17\n"
           "  FOLDER           a step folder, in its root or copied elsewhere\n"
@@ -333,8 +353,7 @@ void cli_print_help(FILE *to)
           "common options:\n",
           to);
     print_options(cli_common_options, to);
-    fputs("      --version           print the version and exit\n\n"
-          "exit status:\n"
+    fputs("\nexit status:\n"
           "  0  done; good; equal\n"
           "  1  the answer is no: damaged, different, nothing found, refused\n"
           "  2  usage, no such path, permission, input or output trouble\n\n"

@@ -171,7 +171,7 @@ static int not_there(cli *c, const char *path)
     } else {
         hint = need_format("%s has nothing named '%s'", shown, last_of(missing));
     }
-    int exit_status = report_trouble(c, hint, "%s: there is no such file or folder", path);
+    int exit_status = report_as(c, LG_ERR_NOT_FOUND, hint, "%s: there is no such file or folder", path);
     while (n > 0) {
         free(names[--n]);
     }
@@ -215,7 +215,8 @@ int place_find(cli *c, const char *where, place *out)
             out->root = need_strdup(out->path);
         }
     } else if (errno != ENOENT && errno != ENOTDIR) {
-        exit_status = report_trouble(c, NULL, "%s: %s", where, strerror(errno));
+        lg_status status = errno == EACCES ? LG_ERR_PERMISSION : errno == ENAMETOOLONG ? LG_ERR_INVALID : LG_ERR_IO;
+        exit_status = report_as(c, status, NULL, "%s: %s", where, strerror(errno));
     } else {
         char *at = strrchr(out->path, '@');
         struct stat root;
@@ -278,6 +279,81 @@ const lg_entry *place_entry(const place *p, const lg_listing *l)
     return NULL;
 }
 
+bool place_is_root(const char *path)
+{
+    DIR *dir = opendir(path);
+    struct dirent *e;
+    bool is = false;
+    while (dir != NULL && !is && (e = readdir(dir)) != NULL) {
+        is = step_name(e->d_name) || strncmp(e->d_name, ".owner-", 7) == 0;
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+    return is;
+}
+
+bool status_is_damage(lg_status status)
+{
+    switch (status) {
+    case LG_ERR_CORRUPT:
+    case LG_ERR_FORMAT:
+    case LG_ERR_COVERAGE:
+    case LG_ERR_NOT_WHOLE:
+    case LG_ERR_LIMIT:
+    case LG_ERR_MISSING:
+    case LG_ERR_MISMATCH:
+    case LG_ERR_NOT_FOUND: /* of a file of it */
+        return true;
+    default:
+        return false;
+    }
+}
+
+const char *status_words(lg_status status)
+{
+    switch (status) {
+    case LG_OK:
+        return "whole";
+    case LG_ERR_VERSION:
+        return "of a newer version";
+    case LG_ERR_PERMISSION:
+        return "not permitted to read";
+    case LG_ERR_CONFLICT:
+        return "in conflict";
+    default:
+        return status_is_damage(status) ? "damaged" : "unreadable";
+    }
+}
+
+/* Past these nobody goes on unasked, as lg_resume. */
+static bool must_ask(lg_status status)
+{
+    return status == LG_ERR_VERSION || status == LG_ERR_PERMISSION || status == LG_ERR_CONFLICT;
+}
+
+/* Nothing that can be passed over without a word: a run would not resume. */
+static int cannot_pass(cli *c, const place *p, const lg_entry *e)
+{
+    char g[GENERATION_TEXT], *what = NULL;
+    const char *way = e->kind == LG_ENTRY_ROLLBACK     ? "where it leads is not known: name a checkpoint"
+                      : e->status == LG_ERR_VERSION    ? "use the version of lastgood that wrote it, or name another"
+                      : e->status == LG_ERR_PERMISSION ? "get the right to read it, or name another"
+                                                       : "name the one that is meant";
+    char *hint = need_format("%s, as %s@STEP; 'lastgood ls %s' lists them", way, p->where, p->where);
+    generation_text(e->generation, g);
+    if (e->kind == LG_ENTRY_ROLLBACK) {
+        what = need_format("the newest rollback record of %s, %s, is damaged", p->where, g);
+    } else {
+        what = need_format("the newest checkpoint of %s, step %" PRIu64 " (%s), is %s", p->where, e->step, g,
+                           status_words(e->status));
+    }
+    int exit_status = report_as(c, e->status, hint, "%s: %s", what, e->reason);
+    free(what);
+    free(hint);
+    return exit_status;
+}
+
 /* The newest good one of a root, and a note that says so, and what was passed. */
 static int newest_good(cli *c, const place *p, char **where)
 {
@@ -290,15 +366,20 @@ static int newest_good(cli *c, const place *p, char **where)
     size_t n = 0;
     for (size_t i = 0; i < l->n && good == NULL; i++) {
         const lg_entry *e = &l->entries[i];
-        if (e->kind != LG_ENTRY_COMMITTED || e->discarded) {
+        bool lost = e->kind == LG_ENTRY_ROLLBACK && e->status != LG_OK && !e->discarded;
+        if ((e->kind != LG_ENTRY_COMMITTED && !lost) || e->discarded) {
             continue;
         }
         n++;
         if (e->status == LG_OK) {
             good = e;
+        } else if (lost || must_ask(e->status)) {
+            int exit_status = cannot_pass(c, p, e);
+            lg_listing_free(l);
+            return exit_status;
         } else {
-            report_note(c, "passed over step %" PRIu64 " (%s), which is damaged: %s", e->step,
-                        generation_text(e->generation, (char[GENERATION_TEXT]){0}), e->reason);
+            report_note(c, "passed over step %" PRIu64 " (%s), which is %s: %s", e->step,
+                        generation_text(e->generation, (char[GENERATION_TEXT]){0}), status_words(e->status), e->reason);
         }
     }
     int exit_status = -1;
@@ -307,7 +388,7 @@ static int newest_good(cli *c, const place *p, char **where)
         generation_text(good->generation, generation);
         report_note(c, "taking step %" PRIu64 " (%s), the newest good checkpoint of %s", good->step, generation,
                     p->where);
-        *where = need_format("%s@g%s", p->root, generation);
+        *where = need_format("%s@%s", p->root, generation);
     } else if (n == 0) {
         err.status = LG_ERR_EMPTY;
         snprintf(err.message, sizeof err.message, "%s holds no checkpoint", p->where);
@@ -378,6 +459,13 @@ int place_open_where(cli *c, const char *where, lg_checkpoint **out, char **fold
 
 int place_no_tensor(cli *c, lg_checkpoint *k, const char *where, const char *name)
 {
+    const char *value = NULL;
+    if (lg_checkpoint_global_json(k, name, &value, NULL) == LG_OK) {
+        char *state = need_format("'%s' is a key of global state: lastgood show --state='%s' %s", name, name, where);
+        report_as(c, LG_ERR_MISSING, state, "%s: there is no tensor '%s'", where, name);
+        free(state);
+        return CLI_NO;
+    }
     nearest near;
     nearest_begin(&near, name);
     lg_tensor_info t;
@@ -388,7 +476,7 @@ int place_no_tensor(cli *c, lg_checkpoint *k, const char *where, const char *nam
     char *meant = nearest_text(&near);
     char *hint = meant != NULL ? need_format("is %s meant?", meant)
                                : need_format("'lastgood show --tensors %s' lists all %zu", where, n);
-    report_trouble(c, hint, "%s: there is no tensor '%s'", where, name);
+    report_as(c, LG_ERR_MISSING, hint, "%s: there is no tensor '%s'", where, name);
     free(hint);
     free(meant);
     return CLI_NO;

@@ -14,6 +14,12 @@ typedef enum place_kind {
     PLACE_FILE        /* a regular file */
 } place_kind;
 
+/* What is wrong with a checkpoint, in a word or two: "damaged", or why it could
+ * not be looked at. LG_OK: "whole". */
+const char *status_words(lg_status status);
+/* Damage, rather than something else that keeps it from being used? */
+bool status_is_damage(lg_status status);
+
 typedef struct place {
     place_kind kind;
     const char *where; /* as given */
@@ -36,6 +42,9 @@ bool place_holds(const place *p, const lg_entry *entry);
  * that was copied away from its root). */
 const lg_entry *place_entry(const place *p, const lg_listing *l);
 
+/* Does the folder hold names that lastgood gives in a root? */
+bool place_is_root(const char *path);
+
 /* For commands that need one checkpoint. *where gets what to give to the
  * library (free() it): for a root its newest good checkpoint, which a note
  * names. -1, or the exit status. */
@@ -48,8 +57,8 @@ int place_open(cli *c, const place *p, lg_checkpoint **out, char **folder);
 /* place_find, place_open and place_free in one. */
 int place_open_where(cli *c, const char *where, lg_checkpoint **out, char **folder);
 
-/* The checkpoint has no tensor of this name: says so, with the nearest ones.
- * Returns CLI_NO. */
+/* The checkpoint has no tensor of this name: says so, with the nearest ones,
+ * or that it is a key of global state. Returns CLI_NO. */
 int place_no_tensor(cli *c, lg_checkpoint *k, const char *where, const char *name);
 
 #endif

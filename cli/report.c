@@ -36,9 +36,7 @@ static void into_document(cli *c, lg_status status, const char *message, const c
         return;
     }
     json_t *e = need(json_object());
-    if (status != LG_OK) {
-        json_put(e, "status", json_text(lg_status_name(status)));
-    }
+    json_put(e, "status", json_text(lg_status_name(status)));
     json_put(e, "message", json_text(message));
     if (hint != NULL) {
         json_put(e, "hint", json_text(hint));
@@ -57,9 +55,25 @@ int report_trouble(cli *c, const char *hint, const char *format, ...)
     va_end(args);
     line(c, need(message));
     hint_line(hint);
-    into_document(c, LG_OK, message, hint);
+    into_document(c, LG_ERR_INVALID, message, hint);
     free(message);
     return CLI_TROUBLE;
+}
+
+int report_as(cli *c, lg_status status, const char *hint, const char *format, ...)
+{
+    char *message = NULL;
+    va_list args;
+    va_start(args, format);
+    if (vasprintf(&message, format, args) < 0) {
+        message = NULL;
+    }
+    va_end(args);
+    line(c, need(message));
+    hint_line(hint);
+    into_document(c, status, message, hint);
+    free(message);
+    return report_exit(status);
 }
 
 int report_exit(lg_status status)
@@ -72,6 +86,7 @@ int report_exit(lg_status status)
     case LG_ERR_COVERAGE:
     case LG_ERR_NOT_WHOLE:
     case LG_ERR_EMPTY:
+    case LG_ERR_MISSING:
     case LG_ERR_NO_GOOD:
     case LG_ERR_PROTECTED:
         return CLI_NO;

@@ -9,6 +9,9 @@
 /* "lastgood: verify: …", and "  hint: …" when hint is not NULL; with --json the
  * document gets them too. Returns CLI_TROUBLE. */
 int report_trouble(cli *c, const char *hint, const char *format, ...) LG_PRINTF(3, 4);
+/* The same with a status for the document; report_trouble is LG_ERR_INVALID.
+ * Returns report_exit(status). */
+int report_as(cli *c, lg_status status, const char *hint, const char *format, ...) LG_PRINTF(4, 5);
 /* The same for an error of the library; returns CLI_NO for damage, refusals
  * and empty roots, CLI_TROUBLE for all else. hint NULL: one by status;
  * "": none. */

@@ -188,8 +188,7 @@ int safetensors_show(cli *c, const place *p)
         table_print(t, 0);
     }
     if (pattern != NULL && shown == 0) {
-        report_trouble(c, NULL, "%s: no tensor matches '%s'", p->where, pattern);
-        exit_status = CLI_NO;
+        exit_status = report_as(c, LG_ERR_MISSING, NULL, "%s: no tensor matches '%s'", p->where, pattern);
     } else {
         exit_status = CLI_YES;
     }

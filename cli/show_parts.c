@@ -381,6 +381,41 @@ int show_state(cli *c, const view *v)
     return exit_status;
 }
 
+/* A string as it is, anything else as state_words has it. */
+static void print_value(const char *json)
+{
+    json_t *parsed = json_loads(json, JSON_DECODE_ANY, NULL);
+    if (json_is_string(parsed)) {
+        text_put(stdout, json_string_value(parsed));
+    } else {
+        char *words = state_words(json, 0);
+        text_put(stdout, words);
+        free(words);
+    }
+    putchar('\n');
+    json_decref(parsed);
+}
+
+int show_state_value(cli *c, const view *v, const char *key)
+{
+    const char *value = NULL;
+    lg_error err = LG_ERROR_INIT;
+    if (lg_checkpoint_global_json(v->k, key, &value, &err) != LG_OK) {
+        char *hint = need_format("'lastgood show --state %s' lists the keys", v->where);
+        int exit_status = report_error(c, &err, hint);
+        free(hint);
+        return exit_status;
+    }
+    if (c->json) {
+        json_t *state = need(json_object()), *parsed = json_loads(value, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+        json_put(state, key, parsed != NULL ? parsed : json_text(value));
+        json_put(c->document, "state", state);
+    } else {
+        print_value(value);
+    }
+    return CLI_YES;
+}
+
 /* --------------------------------------------------------------- one tensor */
 
 typedef struct box_list {

@@ -20,6 +20,8 @@ int show_tensor(cli *c, const view *v, const lg_tensor_info *t);
 void show_layouts(cli *c, const view *v);
 void show_files(cli *c, const view *v);
 int show_state(cli *c, const view *v);
+/* One value of global state, plain. Returns an exit status. */
+int show_state_value(cli *c, const view *v, const char *key);
 
 /* A value of global state for people: its JSON, with the tags of numbers that
  * JSON lacks taken off (docs/format-shards.md); at most `limit` bytes, 0 = all.

@@ -142,8 +142,9 @@ void table_print(table *t, unsigned indent)
         print_row(t, &t->cells[r * t->n], width, indent);
         for (; n < t->n_notes && t->notes[n].row == r + 1; n++) {
             const cell_text *cell = &t->notes[n].cell;
-            printf("%*s%s%s%s\n", (int)indent + 6, "", style_begin(t->c, cell->style), cell->text,
-                   style_end(t->c, cell->style));
+            printf("%*s%s", (int)indent + 6, "", style_begin(t->c, cell->style));
+            text_wrap(stdout, cell->text, indent + 6, indent + 6);
+            printf("%s\n", style_end(t->c, cell->style));
         }
     }
     free(head);

@@ -176,7 +176,7 @@ const char *count_text(uint64_t n, const char *one, const char *many, char out[C
 
 const char *generation_text(lg_generation g, char out[GENERATION_TEXT])
 {
-    snprintf(out, GENERATION_TEXT, "%" PRIu64 ".%" PRIu64, g.epoch, g.serial);
+    snprintf(out, GENERATION_TEXT, "g%" PRIu64 ".%" PRIu64, g.epoch, g.serial);
     return out;
 }
 
@@ -206,4 +206,30 @@ size_t text_columns(const char *s)
         n += ((unsigned char)*s & 0xC0) != 0x80;
     }
     return n;
+}
+
+void text_wrap(FILE *to, const char *s, unsigned indent, unsigned at)
+{
+    char *safe = text_escape(s);
+    size_t column = at;
+    bool first = true;
+    for (const char *p = safe; *p != '\0';) {
+        size_t n = strcspn(p, " ");
+        char *word = need_format("%.*s", (int)n, p);
+        size_t wide = text_columns(word);
+        if (column > indent && column + !first + wide > TEXT_COLUMNS) {
+            fprintf(to, "\n%*s", (int)indent, "");
+            column = indent;
+        } else if (!first) {
+            fputc(' ', to);
+            column++;
+        }
+        first = false;
+        fputs(word, to);
+        column += wide;
+        free(word);
+        p += n;
+        p += strspn(p, " ");
+    }
+    free(safe);
 }

@@ -38,7 +38,7 @@ char *shape_text(uint32_t ndim, const uint64_t *shape);
 #define COUNT_TEXT 64
 const char *count_text(uint64_t n, const char *one, const char *many, char out[COUNT_TEXT]);
 #define GENERATION_TEXT 48
-const char *generation_text(lg_generation g, char out[GENERATION_TEXT]); /* "3.17" */
+const char *generation_text(lg_generation g, char out[GENERATION_TEXT]); /* "g3.17", as behind an @ */
 /* "2026-11-29 18:31:57" from the manifest's form; "" stays "-". */
 const char *created_text(const char *created, char out[32]);
 
@@ -48,5 +48,11 @@ const char *style_end(const cli *c, text_style s);
 
 /* How many columns a UTF-8 text takes: one for each character. */
 size_t text_columns(const char *s);
+
+/* Prints `s` escaped, its words in lines of at most TEXT_COLUMNS columns (a word
+ * may be longer). Further lines begin with `indent` spaces; `at` is the column
+ * where the first one stands already. No newline at the end. */
+#define TEXT_COLUMNS 80
+void text_wrap(FILE *to, const char *s, unsigned indent, unsigned at);
 
 #endif

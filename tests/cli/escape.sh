@@ -7,7 +7,7 @@ mkdir "a/$bad"
 lastgood pin a@100 --reason "$bad"
 lastgood rollback a@100 --reason "$bad" >/dev/null
 printf '\377\376' >"a/$(printf 'latin\351')"
-for command in 'ls -a' 'show' 'show -t' 'show -s' 'show -f' 'verify' 'ls -a --json' 'show --json -tfs'; do
+for command in 'ls -a' 'show' 'show -t' 'show -s' 'show -f' 'verify' 'ls -a --json' 'show --json -fst'; do
     lastgood $command a >out 2>&1
     no_control out
 done
@@ -25,4 +25,5 @@ run lastgood ls -a a
 run lastgood show a@100
 run lastgood show a@100 'evil*'
 run lastgood show -s a@100
+run lastgood show --state=note a@100
 run lastgood get a@100 "$(printf 'evil\302\23331m')"

@@ -12,4 +12,9 @@ run lastgood ls runs/a@100
 run lastgood ls "$(folder runs/a 200)"
 run lastgood ls runs/a@g1.3
 run lastgood ls runs/a@400
+# Pinned again it keeps its reason.
+run lastgood pin runs/a@100
+run lastgood pin runs/a@100 --reason='for the book'
+run lastgood pin --unpin runs/a@100
+run lastgood pin runs/a@100
 cd runs/a && run lastgood ls

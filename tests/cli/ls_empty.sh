@@ -3,6 +3,12 @@
 mkdir empty
 echo x >file
 run lastgood ls empty
+mkdir runs
+make_root runs/a --steps=1
+make_root runs/b --steps=1
+run lastgood ls runs
+run lastgood show runs
+(cd runs && run lastgood ls)
 run lastgood ls -a empty
 run lastgood ls --json empty
 run lastgood ls emty

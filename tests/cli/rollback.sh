@@ -8,6 +8,13 @@ run lastgood ls a
 run lastgood rollback --json a@200
 make_root a --steps=250
 run lastgood ls a
+# What a rollback undoes and what it passes over are told.
+run lastgood rollback a@300
+run lastgood rollback a@250
+flip "$(folder a 300)"/shard-00001-model-00001-of-00001.safetensors 5000
+run lastgood rollback a@300
+run lastgood rollback --no-verify a@300
+run lastgood rollback a@200
 flip "$(folder a 250)"/lastgood.json 300
 run lastgood rollback a
 run lastgood rollback a@250

@@ -22,6 +22,6 @@ shows '%' pipe 'progress in a pipe'
 script -qec 'lastgood verify a@100' /dev/null >tty </dev/null
 shows '%.* of .* left' tty 'progress on a terminal'
 # The bar is gone at the end: the last thing before the result clears its line.
-tr '\r' '\n' <tty | grep -q "^${esc}\[Kstep 100 (1.1): " && echo 'the bar was cleared'
+tr '\r' '\n' <tty | grep -q "^${esc}\[Kstep 100 (g1.1): " && echo 'the bar was cleared'
 script -qec 'lastgood verify -q a@100' /dev/null >tty </dev/null
 shows '%' tty 'progress with --quiet'

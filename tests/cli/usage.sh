@@ -34,3 +34,6 @@ for command in ls show verify rollback pin rm prune sweep get diff help; do
     lastgood $command --help >two
     cmp one two && grep -q '^examples:' one && echo "help $command is $command --help"
 done
+for command in ls verify; do
+    lastgood $command --version | sed 's/[0-9.]*$/VERSION/'
+done
