@@ -181,6 +181,33 @@ ON_EVERY_ROOT(a_save_that_ran_out_of_memory_can_be_tried_again)
     }
 }
 
+static void want_of_memory_does_not_make_a_checkpoint_the_last_one(void **state)
+{
+    (void)state;
+    test_root root;
+    root_make(&root, ROOT_MEMORY);
+    run_spec s = {.world = 2};
+    static const uint64_t steps[] = {10, 20, 30};
+    s.steps = steps, s.n_steps = 3;
+    root_run(&root, &s);
+    char where[300];
+    snprintf(where, sizeof where, "%s@20", root.path);
+    lg_error err = LG_ERROR_INIT;
+    lg_status st = LG_ERR_NOMEM;
+    size_t n = 0;
+    /* Once it is renamed away it is gone, also when its files cannot be listed. */
+    for (; st == LG_ERR_NOMEM; n++) {
+        lg__mem_fail_after(n);
+        st = lg_remove(where, &err);
+        lg__mem_fail_after(SIZE_MAX);
+        if (st != LG_OK && st != LG_ERR_NOT_FOUND) {
+            check_status(st, LG_ERR_NOMEM, "lg_remove", &err, __FILE__, __LINE__);
+        }
+    }
+    assert_true(n > 100);
+    root_drop(&root);
+}
+
 /* ----------------------------------------------- in place, but not durable */
 
 /* Fails the sync of the root behind the commit itself. */
@@ -545,6 +572,7 @@ int main(void)
         cmocka_unit_test(want_of_memory_while_parsing_is_never_a_wrong_file),
         cmocka_unit_test(resume_does_not_step_back_for_want_of_memory),
         cmocka_unit_test(a_save_that_ran_out_of_memory_can_be_tried_again),
+        cmocka_unit_test(want_of_memory_does_not_make_a_checkpoint_the_last_one),
         cmocka_unit_test(a_save_after_one_that_is_not_durable_is_of_the_same_run_and_is_not_skipped),
         cmocka_unit_test(resume_takes_the_newer_one_when_a_checkpoint_is_removed_underneath),
         cmocka_unit_test(k06_a_rank_that_stops_in_any_exchange_is_named_by_all_others),

@@ -167,8 +167,13 @@ static lg_status may_remove(lg_store *store, lg__walk *w, const lg__walk_item *i
             continue;
         }
         lg_error why = LG_ERROR_INIT;
-        if (verify_item(store, other, &why) == LG_OK) {
+        lg_status st = verify_item(store, other, &why);
+        if (st == LG_OK) {
             return LG_OK;
+        }
+        if (!lg__status_is_damage(st)) { /* no word on whether it is good */
+            *err = why;
+            return st;
         }
     }
     return lg_error_set(err, LG_ERR_PROTECTED, "%s is the last checkpoint here that may be good; it stays", item->name);
