@@ -618,14 +618,14 @@ static uint32_t choose_writers(const lg_layout *layout, const lg__tensor_desc *t
 
 static lg_status make_variant(const lg_layout *layout, uint32_t writers, uint32_t dim, lg_layout **out, lg_error *err)
 {
-    lg_layout *v = lg__memdup(layout, sizeof *v);
+    lg_layout *v = lg__calloc(1, sizeof *v);
     if (v == NULL) {
         return lg__nomem(err);
     }
+    memcpy(v, layout, offsetof(lg_layout, references));
     v->writers = writers;
     v->writer_dim = dim;
     v->references = 1;
-    v->variants = v->next_variant = NULL;
     v->ranks = v->by_rank = NULL;
     lg_status st = LG_OK;
     if (layout->ranks != NULL) {

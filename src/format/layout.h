@@ -48,11 +48,13 @@ struct lg_layout {
     char *text; /* canonical JSON, NUL-terminated */
     size_t text_bytes;
     uint8_t id[LG__LAYOUT_ID_BYTES]; /* SHA-256 of text */
-    uint32_t references;
     /* derived, for looking up */
     uint32_t *by_rank;                    /* with ranks: row-major indices in order of the ranks */
     uint32_t by_stride[LG_MAX_MESH_NDIM]; /* without: axes by descending stride */
-    lg_layout *variants;                  /* not resolved: what lg__layout_resolve made of it; they go with it */
+    /* What follows changes while several threads use the layout, atomically, and
+     * is never copied. */
+    uint32_t references;
+    lg_layout *variants; /* not resolved: what lg__layout_resolve made of it; they go with it */
     lg_layout *next_variant;
 };
 
