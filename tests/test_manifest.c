@@ -489,6 +489,25 @@ static void a_malformed_tombstone_is_refused(void **state)
     }
 }
 
+/* What a reader keeps for a file is much more than the two bytes that name it. */
+static void more_files_of_a_rank_than_a_writer_makes_are_refused(void **state)
+{
+    (void)state;
+    for (size_t more = 0; more < 2; more++) {
+        lg__buf list;
+        lg__buf_init(&list, LG__MANIFEST_MAX);
+        for (size_t i = 0; i < LG__MAX_FILES + more; i++) {
+            lg__buf_str(&list, i == 0 ? "[1" : ",1");
+        }
+        lg__buf_str(&list, "]");
+        lg_error err = LG_ERROR_INIT;
+        lg_status st = decode_edited(sample(), "ranks.1.optim", list.data, &err);
+        assert_int_equal(st, more == 0 ? LG_OK : LG_ERR_FORMAT);
+        assert_true(more == 0 || strstr(err.message, "ranks[1].optim: 100000 files") != NULL);
+        lg__buf_free(&list);
+    }
+}
+
 /* The checksum comes first: damage is never taken for a newer version. */
 static void a_newer_version_is_told_only_when_the_checksum_is_right(void **state)
 {
@@ -822,6 +841,8 @@ int main(int argc, char **argv)
         TEST("K02: a malformed tombstone is refused", a_malformed_tombstone_is_refused),
         TEST("K22: a newer version is told only when the checksum is right",
              a_newer_version_is_told_only_when_the_checksum_is_right),
+        TEST("K15: more files of a rank than a writer makes are refused",
+             more_files_of_a_rank_than_a_writer_makes_are_refused),
         TEST("K14: other JSON is not taken for a manifest", other_json_is_not_taken_for_a_manifest),
         TEST("K15: deeper state than a reader takes is not written", deeper_state_than_a_reader_takes_is_not_written),
         TEST("K01: what could not be read is not written", what_could_not_be_read_is_not_written),

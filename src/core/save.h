@@ -15,7 +15,7 @@
 #include "format/sums.h"
 
 /* Boxes of one tensor on one rank, each of which is in a file of its own. */
-#define LG__MAX_BOXES 99999
+#define LG__MAX_BOXES LG__MAX_FILES
 
 typedef enum lg__placement { LG__PLACE_LAYOUT, LG__PLACE_BOXES, LG__PLACE_UNDECLARED } lg__placement;
 

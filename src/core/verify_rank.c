@@ -164,6 +164,8 @@ typedef struct rank_headers {
     const lg__shard *shards;
     size_t n;
     bool unreadable[LG_GROUP_COUNT]; /* a header of the group is not known */
+    bool readable[LG_GROUP_COUNT];   /* one is */
+    size_t first[LG_GROUP_COUNT];    /* of the group's files; they lie together, in order of their number */
 } rank_headers;
 
 static lg_status expect_box(rank_headers *r, const lg__manifest_tensor *t, const lg__region *box, uint32_t number)
@@ -171,9 +173,11 @@ static lg_status expect_box(rank_headers *r, const lg__manifest_tensor *t, const
     char key_space[LG__KEY_MAX];
     lg_group group;
     const char *key = lg__checkpoint_key(r->v->c, t, &group, key_space);
-    for (size_t i = 0; i < r->n; i++) {
+    /* A rank may have as many files as a tensor has boxes: begin where it
+     * belongs. */
+    for (size_t i = r->first[group] + number; r->readable[group] && i < r->n && r->shards[i].group == group; i++) {
         const lg__shard *s = &r->shards[i];
-        if (s->group != group || s->number < number || r->files[i] == NULL || r->files[i]->header == NULL) {
+        if (r->files[i] == NULL || r->files[i]->header == NULL) {
             continue;
         }
         const lg__st_header *h = r->files[i]->header;
@@ -264,10 +268,14 @@ static void check_boxes(rank_headers *r)
     const lg__manifest *m = r->v->c->m;
     lg_error why = LG_ERROR_INIT;
     lg_status status = LG_OK;
+    for (size_t i = r->n; i-- > 0;) {
+        r->first[r->shards[i].group] = i;
+    }
     r->used = lg__calloc(r->n, sizeof *r->used);
     for (size_t i = 0; i < r->n && r->used != NULL && status == LG_OK; i++) {
         const lg__st_header *h = r->files[i] == NULL ? NULL : r->files[i]->header;
         r->unreadable[r->shards[i].group] |= h == NULL;
+        r->readable[r->shards[i].group] |= h != NULL;
         if (h != NULL) {
             r->used[i] = lg__calloc(h->n, 1);
             status = r->used[i] == NULL ? lg__nomem(&why) : LG_OK;

@@ -7,6 +7,7 @@
 #include "format/names.h"
 #include "format/sums.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -121,6 +122,10 @@ static lg_status check_ranks(const lg__manifest *m, uint64_t *total, lg_error *e
         lg__at at = {NULL, "ranks", r};
         for (int g = 0; g < LG_GROUP_COUNT; g++) {
             const char *group = lg_group_name((lg_group)g);
+            if (row->n_files[g] > LG__MAX_FILES) {
+                return lg__at_error(&at, group, err, LG_ERR_FORMAT, "%" PRIu32 " files; the most are %d",
+                                    row->n_files[g], LG__MAX_FILES);
+            }
             for (uint32_t i = 0; i < row->n_files[g]; i++) {
                 lg__at file = {&at, group, i};
                 if (row->file_bytes[g][i] == 0) {

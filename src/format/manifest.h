@@ -18,6 +18,7 @@
 #define LG__FORMAT_MINOR 0
 #define LG__MANIFEST_MAX ((size_t)256 << 20) /* bytes */
 #define LG__MAX_WORLD 1000000
+#define LG__MAX_FILES 99999 /* of one rank in one group */
 
 typedef struct lg__rank_row {
     uint32_t n_files[LG_GROUP_COUNT];
