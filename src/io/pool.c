@@ -2,12 +2,10 @@
 #include "io/pool.h"
 
 #include "base/mem.h"
+#include "base/thread.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
-
-#define STACK_BYTES ((size_t)512 << 10)
 
 typedef struct ring { /* of at most `depth` jobs, in order */
     void **jobs;
@@ -58,23 +56,6 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* The program's signals are not for our threads. */
-static bool start_thread(lg__pool *p)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_attr_t attr;
-    if (pthread_attr_init(&attr) != 0) {
-        return false;
-    }
-    (void)pthread_attr_setstacksize(&attr, STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool started = pthread_create(&p->threads[p->n_threads], &attr, work, p) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attr);
-    return started;
-}
-
 lg__pool *lg__pool_new(uint32_t depth, void (*run)(void *job))
 {
     lg__pool *p = lg__calloc(1, sizeof *p);
@@ -103,7 +84,7 @@ void lg__pool_add(lg__pool *p, void *job)
 {
     pthread_mutex_lock(&p->lock);
     put(p, &p->waiting, job);
-    if (p->waiting.n > p->idle && p->n_threads < p->depth && start_thread(p)) {
+    if (p->waiting.n > p->idle && p->n_threads < p->depth && lg__thread_start(&p->threads[p->n_threads], work, p)) {
         p->n_threads++;
     }
     pthread_cond_signal(&p->work);
