@@ -6,21 +6,13 @@
 #include <stddef.h>
 #include <unistd.h>
 
-#define STACK_BYTES ((size_t)512 << 10)
-
 bool lg__thread_start(pthread_t *out, void *(*run)(void *arg), void *arg)
 {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_attr_t attr;
-    if (pthread_attr_init(&attr) != 0) {
-        return false;
-    }
-    (void)pthread_attr_setstacksize(&attr, STACK_BYTES);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool started = pthread_create(out, &attr, run, arg) == 0;
+    bool started = pthread_create(out, NULL, run, arg) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attr);
     return started;
 }
 

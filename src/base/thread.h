@@ -2,7 +2,7 @@
 #ifndef LG_BASE_THREAD_H
 #define LG_BASE_THREAD_H
 
-/* Threads of the library: small stacks, and none of the program's signals. */
+/* Threads of the library: the program's signals are not for them. */
 
 #include <pthread.h>
 #include <stdbool.h>

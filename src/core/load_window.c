@@ -13,7 +13,12 @@
  * cheaper than several. */
 #define DIRECT_BYTES (UINT64_C(256) << 10)
 
-enum { BLOCK_UNUSED = 0, BLOCK_BUFFERED, BLOCK_DIRECT };
+enum {
+    BLOCK_UNUSED = 0,
+    BLOCK_BUFFERED, /* read into the buffer, copied from there when the window is complete */
+    BLOCK_DIRECT,   /* read to where it belongs */
+    BLOCK_BOUNCED   /* read into the buffer, and copied to where it belongs as soon as it is checked */
+};
 
 static uint64_t max_u64(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
@@ -97,7 +102,7 @@ static lg_status copy_run(uint64_t box_byte, int64_t mem_byte, uint64_t bytes, v
         }
         stop = min_u64(stop, end);
         if (kind == BLOCK_BUFFERED) {
-            memcpy(to + (at - begin), w->buffer + (at - w->begin), (size_t)(stop - at));
+            lg__copy(to + (at - begin), w->buffer + (at - w->begin), (size_t)(stop - at));
         }
         at = stop;
     }
@@ -197,30 +202,34 @@ static char *place_of(const lg__window *w, size_t block)
     return w->state[block] == BLOCK_DIRECT ? w->to[block] : w->buffer + (block_begin(w, block) - w->begin);
 }
 
-static void check_blocks(lg_checkpoint *c, lg__window *w, size_t first, size_t end)
+/* Checks blocks [first, end), which were read to `data`. */
+static void check_blocks(lg_checkpoint *c, lg__window *w, size_t first, size_t end, const char *data)
 {
     const lg__table *table = w->file->table;
-    const char *data = place_of(w, first);
-    for (size_t b = first; b < end && table != NULL; b++) {
+    for (size_t b = first; b < end; b++) {
         uint64_t number = block_begin(w, b) / w->block_bytes;
         size_t bytes = (size_t)(block_end(w, b) - block_begin(w, b));
-        uint32_t crc = lg__crc32c(0, data, bytes);
-        if (crc != table->block_crc[number]) {
+        uint32_t crc = table != NULL ? lg__crc32c(0, data, bytes) : 0;
+        if (table != NULL && crc != table->block_crc[number]) {
             lg_error why = LG_ERROR_INIT;
             lg__block_error(c, w->file->shard, w->file->data_start, number, crc, table->block_crc[number],
                             tensor_in(w, b), &why);
             failed(w, b, &why);
             return;
         }
+        if (w->state[b] == BLOCK_BOUNCED) {
+            lg__copy(w->to[b], data, bytes);
+        }
         data += bytes;
     }
 }
 
-/* What came of reading blocks [first, end). */
-static void blocks_read(lg_checkpoint *c, lg__window *w, size_t first, size_t end, lg_status status, lg_error *why)
+/* What came of reading blocks [first, end) to `data`. */
+static void blocks_read(lg_checkpoint *c, lg__window *w, size_t first, size_t end, const char *data, lg_status status,
+                        lg_error *why)
 {
     if (status == LG_OK) {
-        check_blocks(c, w, first, end);
+        check_blocks(c, w, first, end, data);
         return;
     }
     char name[300];
@@ -246,18 +255,22 @@ static void reap(lg__reader *r)
     lg_status status = lg__queue_wait(r->queue, &token, &why);
     lg__window *w = &r->windows[token >> 60];
     w->under_way--;
-    blocks_read(r->c, w, (size_t)(token >> 30 & 0x3fffffff), (size_t)(token & 0x3fffffff), status, &why);
+    const size_t first = (size_t)(token >> 30 & 0x3fffffff), end = (size_t)(token & 0x3fffffff);
+    blocks_read(r->c, w, first, end, place_of(w, first), status, &why);
 }
 
 /* Reads blocks [first, end), which are of a kind and adjoin in memory. */
 static void read_blocks(lg__reader *r, lg__window *w, size_t first, size_t end, bool at_once)
 {
+    /* What is copied on at once leaves its place to the next piece, which then
+     * finds it in the processor's cache. */
+    char *const place = at_once && w->state[first] == BLOCK_BOUNCED ? place_of(w, first) : NULL;
     size_t step = (size_t)max_u64(1, (at_once ? CACHED_BYTES : READ_BYTES) / w->block_bytes);
     for (size_t stop; first < end; first = stop) {
         stop = end - first > step ? first + step : end;
         const lg_queue_op op = {.kind = LG_QUEUE_READ,
                                 .file = w->file->file,
-                                .data = place_of(w, first),
+                                .data = place != NULL ? place : place_of(w, first),
                                 .bytes = (size_t)(block_end(w, stop - 1) - block_begin(w, first)),
                                 .offset = w->file->data_start + block_begin(w, first),
                                 .token = token_of(r, w, first, stop)};
@@ -265,7 +278,7 @@ static void read_blocks(lg__reader *r, lg__window *w, size_t first, size_t end, 
         lg_status status;
         if (at_once) {
             status = lg__store_read(r->c->store, op.file, op.data, op.bytes, op.offset, &why);
-            blocks_read(r->c, w, first, stop, status, &why);
+            blocks_read(r->c, w, first, stop, op.data, status, &why);
         } else {
             while (lg__queue_full(r->queue)) {
                 reap(r);
@@ -274,7 +287,7 @@ static void read_blocks(lg__reader *r, lg__window *w, size_t first, size_t end, 
             if (status == LG_OK) {
                 w->under_way++;
             } else {
-                blocks_read(r->c, w, first, stop, status, &why);
+                blocks_read(r->c, w, first, stop, op.data, status, &why);
             }
         }
         if (w->status != LG_OK) {
@@ -294,9 +307,13 @@ static size_t same_kind(const lg__window *w, size_t first, size_t n)
     return end;
 }
 
-static bool aligned(const lg__window *w, size_t block)
+/* Does the place where a block belongs not suit the way it is read? Then it
+ * takes the way through the buffer. */
+static bool unsuitable(const lg__window *w, size_t block, lg_read_way way)
 {
-    return ((uintptr_t)w->to[block] | (w->file->data_start + block_begin(w, block))) % LG__IO_ALIGN == 0;
+    const uintptr_t to = (uintptr_t)w->to[block], from = (uintptr_t)(w->file->data_start + block_begin(w, block));
+    return way == LG_READ_ALIGNED ? (to | from) % LG__IO_ALIGN != 0
+                                  : way == LG_READ_AT_ONCE && lg__copy_is_slow(to, from);
 }
 
 /* The best way to read what the window needs. */
@@ -343,11 +360,12 @@ static lg_status begin(lg__reader *r, lg__window *w, lg_error *err)
     bool copies = false;
     for (size_t b = 0; b < n;) {
         size_t end = same_kind(w, b, n);
-        if (w->state[b] == BLOCK_DIRECT &&
-            (block_end(w, end - 1) - block_begin(w, b) < DIRECT_BYTES || (way == LG_READ_ALIGNED && !aligned(w, b)))) {
-            memset(w->state + b, BLOCK_BUFFERED, end - b);
+        if (w->state[b] == BLOCK_DIRECT) {
+            bool few = block_end(w, end - 1) - block_begin(w, b) < DIRECT_BYTES;
+            int state = few ? BLOCK_BUFFERED : unsuitable(w, b, way) ? BLOCK_BOUNCED : BLOCK_DIRECT;
+            memset(w->state + b, state, end - b);
         }
-        copies = copies || w->state[b] == BLOCK_BUFFERED;
+        copies = copies || w->state[b] == BLOCK_BUFFERED || w->state[b] == BLOCK_BOUNCED;
         b = end;
     }
     if (copies || way != LG_READ_AT_ONCE) {

@@ -10,8 +10,8 @@
  * parts that touch it are walked twice: first to mark the blocks they need,
  * then, when these are read and checked, to copy the bytes. A block that one
  * run covers whole, and that nothing else needs, is read straight into its
- * destination and checked there, unless it comes past the page cache, for which
- * destinations are hardly ever aligned. So every block is read once, no block
+ * destination and checked there, unless the destination is not aligned as this
+ * way of reading wants it: then it is copied there when it is checked. So every block is read once, no block
  * is read that nothing needs, and memory is bounded, whatever the shape of the
  * parts. Windows do not depend on each other. */
 

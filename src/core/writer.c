@@ -150,7 +150,7 @@ static lg_status add(lg__writer *w, const uint8_t *data, uint64_t bytes, bool is
         uint64_t n = w->buffer_bytes - w->used;
         n = n < bytes ? n : bytes;
         n = n < STEP_BYTES ? n : STEP_BYTES;
-        memcpy(w->buffer + w->used, data, (size_t)n);
+        lg__copy(w->buffer + w->used, data, (size_t)n);
         w->used += (size_t)n;
         data += n;
         bytes -= n;
@@ -240,7 +240,7 @@ lg_status lg__writer_new(lg_store *store, uint64_t memory, uint64_t expected, lg
     if (w == NULL) {
         return lg__nomem(err);
     }
-    /* Four small ones write as fast as one large one does not. */
+    /* Rather four small ones than one large one: they overlap. */
     uint64_t each = memory / 4 < BUFFER_BYTES ? memory / 4 / LG__IO_ALIGN * LG__IO_ALIGN : BUFFER_BYTES;
     each = each < LG__IO_ALIGN ? LG__IO_ALIGN : each;
     uint64_t n = memory / each < MAX_BUFFERS ? memory / each : MAX_BUFFERS;

@@ -3,7 +3,7 @@
 
 #include "base/mem.h"
 
-#include <stdint.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #define LARGE_PAGE ((size_t)2 << 20)
@@ -29,4 +29,20 @@ void lg__buffers_free(lg__buffers *b)
 {
     lg__free(b->base);
     *b = (lg__buffers){0};
+}
+
+#define STRING_BYTES ((size_t)2048) /* the C library moves fewer without string instructions */
+
+void lg__copy(void *to, const void *from, size_t bytes)
+{
+    if (!lg__copy_is_slow((uintptr_t)to, (uintptr_t)from)) {
+        memcpy(to, from, bytes);
+        return;
+    }
+    char *out = to;
+    const char *in = from;
+    for (size_t n; bytes > 0; bytes -= n, out += n, in += n) {
+        n = bytes < STRING_BYTES ? bytes : STRING_BYTES;
+        memcpy(out, in, n);
+    }
 }
