@@ -64,11 +64,22 @@ static _Noreturn void die(const char *what, const lg_error *err)
         }                       \
     } while (0)
 
-static double now(void)
+typedef struct took {
+    double seconds, cpu; /* by the clock; of processors */
+} took;
+
+static took now(void)
 {
-    struct timespec t;
+    struct timespec t, c;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &c);
+    return (took){(double)t.tv_sec + (double)t.tv_nsec * 1e-9, (double)c.tv_sec + (double)c.tv_nsec * 1e-9};
+}
+
+static took since(took start)
+{
+    took end = now();
+    return (took){end.seconds - start.seconds, end.cpu - start.cpu};
 }
 
 /* ---------------------------------------------------------------------- raw */
@@ -76,7 +87,7 @@ static double now(void)
 typedef struct raw {
     int fd;
     bool write;
-    size_t bytes; /* a multiple of MIB */
+    size_t bytes;       /* a multiple of MIB */
     atomic_size_t next; /* block */
     atomic_bool failed;
 } raw;
@@ -96,14 +107,14 @@ static void *raw_work(void *arg)
     return NULL;
 }
 
-static double raw_run(const char *path, size_t bytes, bool write)
+static took raw_run(const char *path, size_t bytes, bool write)
 {
     raw r = {.write = write, .bytes = (bytes + MIB - 1) / MIB * MIB};
     if (write) {
         unlink(path);
     }
     int flags = write ? O_WRONLY | O_CREAT | O_EXCL : O_RDONLY;
-    double start = now();
+    took start = now();
     r.fd = open(path, flags | O_DIRECT | O_CLOEXEC, 0600);
     if (r.fd < 0 || (write && posix_fallocate(r.fd, 0, (off_t)r.bytes) != 0)) {
         die(path, NULL);
@@ -121,17 +132,17 @@ static double raw_run(const char *path, size_t bytes, bool write)
         die(path, NULL);
     }
     close(r.fd);
-    return now() - start;
+    return since(start);
 }
 
 /* ----------------------------------------------------------------- lastgood */
 
-static double save(const state *st, lg_session *session, uint64_t step)
+static took save(const state *st, lg_session *session, uint64_t step)
 {
     lg_error error = LG_ERROR_INIT, *err = &error;
     lg_save *s = NULL;
     const uint64_t shape[] = {st->each / 4};
-    double start = now();
+    took start = now();
     MUST(lg_save_begin(session, step, NULL, &s, err));
     for (size_t i = 0; i < st->n; i++) {
         lg_tensor t = LG_TENSOR_INIT;
@@ -140,16 +151,16 @@ static double save(const state *st, lg_session *session, uint64_t step)
         MUST(lg_save_tensor(s, &t, err));
     }
     MUST(lg_save_commit(s, NULL, err));
-    return now() - start;
+    return since(start);
 }
 
-static double load(const state *st, const char *where)
+static took load(const state *st, const char *where)
 {
     lg_error error = LG_ERROR_INIT, *err = &error;
     lg_checkpoint *c = NULL;
     lg_load *l = NULL;
     const uint64_t shape[] = {st->each / 4};
-    double start = now();
+    took start = now();
     MUST(lg_checkpoint_open(where, &c, err));
     MUST(lg_load_begin(c, 0, &l, err));
     for (size_t i = 0; i < st->n; i++) {
@@ -158,13 +169,13 @@ static double load(const state *st, const char *where)
         MUST(lg_load_tensor(l, &t, err));
     }
     MUST(lg_load_run(l, err));
-    double took = now() - start;
+    took t = since(start);
     lg_load_free(l);
     lg_checkpoint_close(c);
     if (memcmp(st->data, st->other, st->bytes) != 0) {
         die("what was loaded is not what was saved", &(lg_error){.message = "wrong"});
     }
-    return took;
+    return t;
 }
 
 /* -------------------------------------------------------------------- cache */
@@ -173,7 +184,7 @@ static void in_folders(const char *dir, void (*fn)(const char *path), int depth)
 {
     DIR *d = opendir(dir);
     for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
-        char path[4096];
+        char path[5000];
         snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
         if (e->d_name[0] != '.' && depth > 0) {
             in_folders(path, fn, depth - 1);
@@ -252,22 +263,23 @@ static void interval(const double *values, size_t n, double *low, double *high)
     *high = medians[DRAWS - 1 - DRAWS / 40];
 }
 
-static void report(const state *st, double (*seconds)[MAX_ROUNDS], size_t n, bool as_json)
+static void report(const state *st, double (*seconds)[MAX_ROUNDS], double (*cpu)[MAX_ROUNDS], size_t n, bool as_json)
 {
     static const int pairs[][2] = {{SAVE, RAW_WRITE}, {COLD, RAW_READ}, {WARM, COPY}};
     double gb = (double)st->bytes / 1e9;
     const char *engine = lg__io_engine_name(lg__io_wanted_engine());
-    json_t *out = json_pack("{s:I,s:I,s:I,s:s,s:{},s:{}}", "bytes", (json_int_t)st->bytes, "tensors", (json_int_t)st->n,
-                            "rounds", (json_int_t)n, "engine", engine, "seconds", "ratios");
+    json_t *out = json_pack("{s:I,s:I,s:I,s:s,s:{},s:{},s:{}}", "bytes", (json_int_t)st->bytes, "tensors",
+                            (json_int_t)st->n, "rounds", (json_int_t)n, "engine", engine, "seconds", "cpu", "ratios");
     if (!as_json) {
         printf("%zu tensors, %.1f MB, %zu rounds, engine %s\n\n", st->n, gb * 1000, n, engine);
-        printf("%-12s %10s %10s\n", "", "median s", "GB/s");
+        printf("%-12s %10s %10s %10s\n", "", "median s", "GB/s", "cpu s");
     }
     for (int k = 0; k < N_KINDS; k++) {
         double m = median(seconds[k], n);
         json_object_set_new(json_object_get(out, "seconds"), kinds[k], json_real(m));
+        json_object_set_new(json_object_get(out, "cpu"), kinds[k], json_real(median(cpu[k], n)));
         if (!as_json) {
-            printf("%-12s %10.4f %10.2f\n", kinds[k], m, gb / m);
+            printf("%-12s %10.4f %10.2f %10.4f\n", kinds[k], m, gb / m, median(cpu[k], n));
         }
     }
     if (!as_json) {
@@ -312,6 +324,22 @@ static void remove_root(const char *dir)
 {
     in_folders(dir, remove_path, 2);
     rmdir(dir);
+}
+
+/* Retention would be part of a save, but not of its way to the disk. */
+static void remove_checkpoints(const char *root)
+{
+    DIR *d = opendir(root);
+    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+        if (strncmp(e->d_name, "step-", 5) == 0) {
+            char path[4400];
+            snprintf(path, sizeof path, "%s/%s", root, e->d_name);
+            remove_root(path);
+        }
+    }
+    if (d != NULL) {
+        closedir(d);
+    }
 }
 
 static char *touched(size_t bytes)
@@ -381,12 +409,12 @@ int main(int argc, char **argv)
     snprintf(file, sizeof file, "%s/raw", dir);
     lg_error error = LG_ERROR_INIT, *err = &error;
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.keep_last = 1;
     lg_session *session = NULL;
     MUST(lg_session_open(root, &o, &session, err));
-    static double seconds[N_KINDS][MAX_ROUNDS];
+    static double seconds[N_KINDS][MAX_ROUNDS], cpu[N_KINDS][MAX_ROUNDS];
     for (size_t i = 0; i <= rounds; i++) { /* the first one only warms up */
-        double s[N_KINDS];
+        took s[N_KINDS];
+        remove_checkpoints(root);
         bool swap = i % 2 == 1;
         s[swap ? SAVE : RAW_WRITE] = swap ? save(&st, session, i) : raw_run(file, st.bytes, true);
         s[swap ? RAW_WRITE : SAVE] = swap ? raw_run(file, st.bytes, true) : save(&st, session, i);
@@ -395,16 +423,17 @@ int main(int argc, char **argv)
         drop_all(dir);
         s[swap ? RAW_READ : COLD] = swap ? raw_run(file, st.bytes, false) : load(&st, root);
         in_folders(root, warm, 2);
-        double start = now();
+        took start = now();
         memcpy(st.other, st.data, st.bytes);
-        s[COPY] = now() - start;
+        s[COPY] = since(start);
         s[WARM] = load(&st, root);
         for (int k = 0; i > 0 && k < N_KINDS; k++) {
-            seconds[k][i - 1] = s[k];
+            seconds[k][i - 1] = s[k].seconds;
+            cpu[k][i - 1] = s[k].cpu;
         }
     }
     MUST(lg_session_close(session, err));
-    report(&st, seconds, rounds, as_json);
+    report(&st, seconds, cpu, rounds, as_json);
     unlink(file);
     remove_root(dir);
     free(st.data);
