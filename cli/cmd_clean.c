@@ -8,6 +8,7 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 /* The argument must be a root. */
@@ -124,28 +125,58 @@ int cmd_prune(cli *c)
 
 /* -------------------------------------------------------------------- sweep */
 
+typedef struct swept {
+    char *name;
+    uint64_t bytes;
+} swept;
+
 typedef struct sweeping {
-    cli *c;
-    table *rows;
-    json_t *items;
-    uint64_t n, bytes;
+    swept *all;
+    size_t n, cap;
+    uint64_t bytes;
 } sweeping;
 
 static void take_name(const char *name, uint64_t bytes, void *arg)
 {
     sweeping *s = arg;
-    s->n++;
+    need_room((void **)&s->all, &s->cap, s->n, sizeof *s->all);
+    s->all[s->n++] = (swept){need_strdup(name), bytes};
     s->bytes += bytes;
-    if (s->items != NULL) {
-        json_t *o = need(json_object());
-        json_put(o, "name", json_text(name));
-        json_put(o, "bytes", json_u64(bytes));
-        json_push(s->items, o);
-        return;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(((const swept *)a)->name, ((const swept *)b)->name);
+}
+
+/* In the order of names, since a folder has none. Empties *s. */
+static void tell_names(cli *c, sweeping *s)
+{
+    static const char *const heads[] = {"NAME", ">SIZE"};
+    table *t = table_new(c, 2, heads);
+    json_t *items = c->json ? need(json_array()) : NULL;
+    if (s->n > 1) {
+        qsort(s->all, s->n, sizeof *s->all, compare_names);
     }
-    char size[SIZE_TEXT];
-    table_cell(s->rows, STYLE_PLAIN, "%s", name);
-    table_cell(s->rows, STYLE_PLAIN, "%s", size_text(s->c, bytes, size));
+    for (size_t i = 0; i < s->n; i++) {
+        if (items != NULL) {
+            json_t *o = need(json_object());
+            json_put(o, "name", json_text(s->all[i].name));
+            json_put(o, "bytes", json_u64(s->all[i].bytes));
+            json_push(items, o);
+        } else {
+            char size[SIZE_TEXT];
+            table_cell(t, STYLE_PLAIN, "%s", s->all[i].name);
+            table_cell(t, STYLE_PLAIN, "%s", size_text(c, s->all[i].bytes, size));
+        }
+        free(s->all[i].name);
+    }
+    if (items != NULL) {
+        json_put(c->document, "names", items);
+    }
+    table_print(t, 0);
+    free(s->all);
+    s->all = NULL;
 }
 
 int cmd_sweep(cli *c)
@@ -155,17 +186,15 @@ int cmd_sweep(cli *c)
     if (exit_status >= 0) {
         return exit_status;
     }
-    static const char *const heads[] = {"NAME", ">SIZE"};
     bool yes = cli_has(c, "yes");
-    sweeping all = {.c = c, .rows = table_new(c, 2, heads), .items = c->json ? need(json_array()) : NULL};
+    sweeping all = {0};
     lg_error err = LG_ERROR_INIT;
     lg_status status = lg_sweep(p.root, !yes, take_name, &all, &err);
-    table_print(all.rows, 0);
+    tell_names(c, &all);
     exit_status = status == LG_OK ? CLI_YES : report_error(c, &err, NULL);
     if (c->json) {
         json_put(c->document, "root", json_text(p.root));
         json_put(c->document, "dry_run", json_boolean(!yes));
-        json_put(c->document, "names", all.items);
         json_put(c->document, "removed", json_u64(yes ? all.n : 0));
         json_put(c->document, "bytes", json_u64(all.bytes));
     } else if (status == LG_OK) {

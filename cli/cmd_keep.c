@@ -178,8 +178,10 @@ static int remove_one(cli *c, const place *p, const lg_entry *e)
         report_note(c, "verifying another checkpoint before this one goes");
     }
     if (yes && lg_remove(exact, &err) != LG_OK) {
-        exit_status = report_error(
-            c, &err, err.status == LG_ERR_PROTECTED ? "'lastgood verify' tells which others are good" : NULL);
+        const char *hint = err.status != LG_ERR_PROTECTED ? NULL
+                           : e != NULL && e->pinned       ? "'lastgood pin --unpin' takes the pin away"
+                                                          : "'lastgood verify' tells which others are good";
+        exit_status = report_error(c, &err, hint);
     } else if (c->json) {
         if (e != NULL) {
             put_checkpoint(c->document, e->step, e->generation);

@@ -91,19 +91,31 @@ static const char *what_it_is(const lg_entry *e)
     }
 }
 
+static int by_kind_and_name(const void *a, const void *b)
+{
+    const lg_entry *x = *(const lg_entry *const *)a, *y = *(const lg_entry *const *)b;
+    return x->kind != y->kind ? (x->kind < y->kind ? -1 : 1) : strcmp(x->name, y->name);
+}
+
 static void print_others(const cli *c, const place *p, const lg_listing *l)
 {
     static const char *const heads[] = {"NAME", ">SIZE", "WHAT"};
     table *t = table_new(c, 3, heads);
+    const lg_entry **others = need_calloc(l->n, sizeof *others);
+    size_t n = 0;
     for (size_t i = 0; i < l->n; i++) {
-        const lg_entry *e = &l->entries[i];
-        if (!in_the_list(e) && place_holds(p, e)) {
-            char size[SIZE_TEXT];
-            table_cell(t, STYLE_PLAIN, "%s", e->name);
-            table_cell(t, STYLE_PLAIN, "%s", e->kind == LG_ENTRY_OWNER ? "" : size_text(c, e->bytes, size));
-            table_cell(t, STYLE_PLAIN, "%s", what_it_is(e));
+        if (!in_the_list(&l->entries[i]) && place_holds(p, &l->entries[i])) {
+            others[n++] = &l->entries[i];
         }
     }
+    qsort(others, n, sizeof *others, by_kind_and_name); /* a folder has no order */
+    for (size_t i = 0; i < n; i++) {
+        char size[SIZE_TEXT];
+        table_cell(t, STYLE_PLAIN, "%s", others[i]->name);
+        table_cell(t, STYLE_PLAIN, "%s", others[i]->kind == LG_ENTRY_OWNER ? "" : size_text(c, others[i]->bytes, size));
+        table_cell(t, STYLE_PLAIN, "%s", what_it_is(others[i]));
+    }
+    free(others);
     puts(table_rows(t) > 0 ? "\nalso here:" : "\nnothing else is here");
     table_print(t, 2);
 }
@@ -180,11 +192,24 @@ static void fill_document(cli *c, const place *p, const lg_listing *l)
     json_put(c->document, "root", json_text(p->root));
     json_put(c->document, "unreadable_newer", json_boolean(l->unreadable_newer));
     json_t *all = need(json_array());
+    const lg_entry **order = need_calloc(l->n, sizeof *order);
+    size_t n = 0, others;
     for (size_t i = 0; i < l->n; i++) {
-        if (place_holds(p, &l->entries[i])) {
-            json_push(all, entry_json(&l->entries[i]));
+        if (in_the_list(&l->entries[i]) && place_holds(p, &l->entries[i])) {
+            order[n++] = &l->entries[i];
         }
     }
+    others = n;
+    for (size_t i = 0; i < l->n; i++) {
+        if (!in_the_list(&l->entries[i]) && place_holds(p, &l->entries[i])) {
+            order[n++] = &l->entries[i];
+        }
+    }
+    qsort(order + others, n - others, sizeof *order, by_kind_and_name);
+    for (size_t i = 0; i < n; i++) {
+        json_push(all, entry_json(order[i]));
+    }
+    free(order);
     json_put(c->document, "entries", all);
 }
 

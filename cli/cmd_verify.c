@@ -149,7 +149,7 @@ static int exit_of_problem(const lg_problem *p)
 static int tell_manifest(cli *c, const subject *s, lg_status status, const char *message)
 {
     lg_problem one = {.status = status, .file = "lastgood.json"};
-    snprintf(one.message, sizeof one.message, "%s", message);
+    snprintf(one.message, sizeof one.message, "%.*s", (int)sizeof one.message - 1, message);
     problems p = {.all = &one, .n = 1};
     lg_verify_result r = {0};
     int exit_status = exit_of_problem(&one);

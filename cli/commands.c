@@ -125,8 +125,8 @@ const cli_command cli_commands[] = {
      prune_options, prune_examples, cmd_prune},
     {"sweep", "ROOT", 1, 1, "remove what crashes left behind",
      "Removes folders of attempts that were never committed, of earlier owners of the root, and\n"
-     "what was being removed when a process died. Checkpoints are not touched. What belongs to\n"
-     "the session that runs, or ran last, stays: the next session sweeps it.",
+     "what was being removed when a process died. Checkpoints are not touched. Attempts of the\n"
+     "session that runs, or ran last, stay: the next session sweeps them.",
      sweep_options, sweep_examples, cmd_sweep},
     {"get", "WHERE NAME [SLICE]", 2, 3, "print a tensor or write it to a .npy file",
      "Prints the tensor NAME, or a part of it, or writes it to a NumPy file. Only the blocks\n"

@@ -288,7 +288,9 @@ int values_print(cli *c, const subject *w, bool all)
     }
     print_walk p = {.p = printer_of(w->s), .dtype = w->t->dtype};
     int exit_status = walk(c, w, print_piece, &p);
-    putchar('\n');
+    if (p.p.begun) {
+        putchar('\n');
+    }
     return exit_status;
 }
 

@@ -37,6 +37,8 @@ static int unknown_command(cli *c, const char *name)
 
 int cmd_help(cli *c)
 {
+    json_decref(c->document); /* help is text */
+    c->document = NULL;
     if (c->n_args == 0) {
         cli_print_help(stdout);
         return CLI_YES;

@@ -31,7 +31,8 @@ static void add_options(option_list *l, const cli_option *options)
         if (options->letter != 0) {
             size_t at = strlen(l->letters);
             l->letters[at++] = options->letter;
-            for (int i = 0; i < kind; i++) {
+            /* An optional value only behind "=": so letters can be joined. */
+            if (kind == required_argument) {
                 l->letters[at++] = ':';
             }
             l->letters[at] = '\0';
@@ -182,7 +183,8 @@ int cli_parse(cli *c, int argc, char **argv)
     option_list l = {.letters = ":"};
     add_options(&l, c->command->options);
     add_options(&l, cli_common_options);
-    char **words = keep_slices(c, argc, argv);
+    static char **words; /* c->args points into it for as long as the program runs */
+    words = keep_slices(c, argc, argv);
     int n = 0;
     while (words[n] != NULL) {
         n++;

@@ -10,26 +10,44 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* The path in "file:PATH" and "file:///PATH" (RFC 8089, percent-encoded). */
-static char *plain_path(const char *where)
+/* A path that the library takes as such, whatever it begins with. */
+static char *as_path(const char *path)
+{
+    bool scheme = strncmp(path, "file:", 5) == 0 || strncmp(path, "mem:", 4) == 0;
+    return scheme ? need_format("./%s", path) : need_strdup(path);
+}
+
+/* The path in "file:PATH" and "file:///PATH" (docs/stores.md). NULL after an
+ * error message. */
+static char *plain_path(cli *c, const char *where)
 {
     if (strncmp(where, "file:", 5) != 0) {
         return need_strdup(where);
     }
     if (strncmp(where, "file://", 7) != 0) {
-        return need_strdup(where + 5);
+        return as_path(where + 5);
     }
     const char *from = where + 7;
     from += strncmp(from, "localhost/", 10) == 0 ? 9 : 0;
+    if (from[0] != '/') {
+        report_trouble(c, "file:PATH is any path, file:///PATH an absolute one", "%s names another host", where);
+        return NULL;
+    }
     char *out = need_strdup(from), *to = out;
     for (; *from != '\0'; from++) {
-        unsigned code;
-        if (from[0] == '%' && sscanf(from + 1, "%2x", &code) == 1 && code != 0) {
-            *to++ = (char)code;
-            from += 2;
-        } else {
+        if (from[0] != '%') {
             *to++ = *from;
+            continue;
         }
+        char digits[3] = {from[1], from[1] != '\0' ? from[2] : '\0', '\0'};
+        unsigned long code = strspn(digits, "0123456789abcdefABCDEF") == 2 ? strtoul(digits, NULL, 16) : 0;
+        if (code == 0) {
+            report_trouble(c, NULL, "%s: %% needs two hex digits, not 00", where);
+            free(out);
+            return NULL;
+        }
+        *to++ = (char)code;
+        from += 2;
     }
     *to = '\0';
     return out;
@@ -91,13 +109,31 @@ static const char *last_of(const char *path)
     return slash == NULL || slash[1] == '\0' ? path : slash + 1;
 }
 
+/* A link ("latest") stands for what it leads to, and "." for its own name: the
+ * library follows no links inside a root, and needs a step folder's name. */
+static void resolve(place *p)
+{
+    struct stat st;
+    const char *last = last_of(p->path);
+    bool dots = strcmp(last, ".") == 0 || strcmp(last, "..") == 0;
+    if (dots || (lstat(p->path, &st) == 0 && S_ISLNK(st.st_mode))) {
+        char *real = realpath(p->path, NULL);
+        if (real != NULL) {
+            free(p->path);
+            p->path = real;
+        }
+    }
+}
+
 static bool is_step_folder(const char *path)
 {
     char *manifest = need_format("%s/lastgood.json", path);
     struct stat st;
     bool has = lstat(manifest, &st) == 0;
     free(manifest);
-    return has || step_name(last_of(path));
+    const char *name = last_of(path);
+    /* The library says of the hidden ones why they are no checkpoints. */
+    return has || step_name(name) || strncmp(name, ".step-", 6) == 0 || strncmp(name, ".trash-", 7) == 0;
 }
 
 /* The first part of the path that is not there, and what may be meant. */
@@ -129,10 +165,11 @@ static int not_there(cli *c, const char *path)
         closedir(dir);
     }
     char *meant = nearest_text(&near), *hint;
+    const char *shown = strcmp(parent, ".") == 0 ? "the current folder" : parent;
     if (meant != NULL) {
-        hint = need_format("in %s there is %s", parent, meant);
+        hint = need_format("%s has %s", shown, meant);
     } else {
-        hint = need_format("%s is there, but nothing named '%s' in it", parent, last_of(missing));
+        hint = need_format("%s has nothing named '%s'", shown, last_of(missing));
     }
     int exit_status = report_trouble(c, hint, "%s: there is no such file or folder", path);
     while (n > 0) {
@@ -147,7 +184,10 @@ static int not_there(cli *c, const char *path)
 
 int place_find(cli *c, const char *where, place *out)
 {
-    *out = (place){.where = where, .path = plain_path(where)};
+    *out = (place){.where = where, .path = plain_path(c, where)};
+    if (out->path == NULL) {
+        return CLI_TROUBLE;
+    }
     if (out->path[0] == '\0') {
         place_free(out);
         return report_trouble(c, NULL, "an empty name is no place");
@@ -161,6 +201,7 @@ int place_find(cli *c, const char *where, place *out)
     /* A path that exists is meant as it stands, even with an @ in it. */
     if (stat(out->path, &st) == 0) {
         trim_slashes(out->path);
+        resolve(out);
         if (S_ISREG(st.st_mode)) {
             out->kind = PLACE_FILE;
         } else if (!S_ISDIR(st.st_mode)) {

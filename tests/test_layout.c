@@ -729,8 +729,18 @@ static void the_local_part_is_told(void **state)
     assert_int_equal(lg_layout_local(l, 1, 2, SHAPE(9, 5), 0, local, &start, &elements, &err), LG_OK);
     assert_int_equal(local[0], 3); /* each third of 3 rows leaves rank 1 its last row */
     assert_int_equal(local[1], 5);
-    assert_int_equal(start, 0);
+    assert_int_equal(start, UINT64_MAX); /* two boxes have no single place */
     assert_int_equal(elements, 15);
+    uint64_t offset[2] = {7, 7};
+    assert_int_equal(lg_layout_offset(l, 1, 2, SHAPE(9, 5), offset, &err), LG_ERR_UNSUPPORTED);
+    lg_split rows = {0, 0, 0, LG_SPLIT_CEIL};
+    d.n_splits = 1, d.splits = &rows;
+    lg_layout *plain = create(&d);
+    assert_int_equal(lg_layout_offset(plain, 1, 2, SHAPE(9, 5), offset, &err), LG_OK);
+    assert_int_equal(offset[0], 5);
+    assert_int_equal(offset[1], 0);
+    assert_int_equal(lg_layout_offset(plain, 2, 2, SHAPE(9, 5), offset, &err), LG_ERR_INVALID);
+    lg_layout_free(plain);
     assert_int_equal(lg_layout_local(l, 0, 2, SHAPE(9, 5), 0, local, NULL, NULL, NULL), LG_OK);
     assert_int_equal(local[0], 6);
     assert_int_equal(lg_layout_local(l, 2, 2, SHAPE(9, 5), 0, local, NULL, NULL, &err), LG_ERR_INVALID);

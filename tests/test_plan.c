@@ -530,7 +530,7 @@ static void steps_and_flags_are_checked(void **state)
     (void)state;
     const lg__save_facts facts = {.rank = 0, .world = 1, .block_bytes = 4096, .buffer_bytes = 1 << 20};
     lg_save *save = NULL;
-    assert_fails(LG_ERR_INVALID, "2^53", lg__save_new(&facts, UINT64_C(1) << 53, 0, &save, err));
+    assert_fails(LG_ERR_LIMIT, "2^53", lg__save_new(&facts, UINT64_C(1) << 53, 0, &save, err));
     assert_fails(LG_ERR_INVALID, "flags", lg__save_new(&facts, 1, 1u << 9, &save, err));
     assert_null(save);
     assert_fails(LG_ERR_INVALID, "session", lg_save_begin(NULL, 1, NULL, &save, err));

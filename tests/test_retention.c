@@ -112,6 +112,10 @@ static void k03_a_pin_record_that_is_damaged_counts_as_pinned(void **state)
     root_folders(&root, folders, 4);
     root_flip(&root, folders[0], "lastgood-pin-1.json", 50);
     assert_int_equal(lg_remove(at_step(&root, 1), &err), LG_ERR_PROTECTED);
+    /* so it does when the manifest it belongs to cannot be read */
+    root_flip(&root, folders[0], "lastgood.json", 100);
+    assert_int_equal(lg_remove(at_step(&root, 1), &err), LG_ERR_PROTECTED);
+    root_flip(&root, folders[0], "lastgood.json", 100);
     /* one more record decides */
     OK(lg_pin(at_step(&root, 1), 0, NULL, &err));
     OK(lg_remove(at_step(&root, 1), &err));

@@ -851,6 +851,76 @@ static void rewrite_manifest(test_root *root, const char *folder, const char *fi
     lg__buf_free(&sealed);
 }
 
+/* A disk that a dead session's attempt fills: the claim makes room. */
+static lg_status no_space_until_swept(fault_store *f, const fault_event *event, bool before, void *arg, lg_error *err)
+{
+    (void)arg;
+    if (before && event->op == FAULT_PUT_NEW && strstr(event->path, ".owner-") != NULL) {
+        bool full = false;
+        lg_error ignored = LG_ERROR_INIT;
+        lg__walk *w;
+        if (lg__walk_read(fault_store_inner(f), &w, &ignored) == LG_OK) {
+            for (size_t i = 0; i < w->n_others; i++) {
+                full =
+                    full || w->others[i].parsed.kind == LG__ROOT_PARTIAL || w->others[i].parsed.kind == LG__ROOT_TRASH;
+            }
+            lg__walk_free(w);
+        }
+        if (full) {
+            return lg_error_set_errno(err, ENOSPC, "write %s", event->path);
+        }
+    }
+    return LG_OK;
+}
+
+static void k01_a_disk_filled_by_a_dead_sessions_attempt_is_freed_by_the_next_session(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < ROOT_NO_RENAME; kind++) {
+        test_root root;
+        root_make(&root, kind);
+        fault_store *f = fault_store_new(root.store);
+        model m;
+        lg_error err = LG_ERROR_INIT;
+        lg_session *s = must_resume(fault_store_handle(f), 0, &m);
+        assert_int_equal(save_step(s, &m, 1, &err), LG_OK);
+        fault_store_arm(f, (fault_plan){.kinds = FAULT_BIT(FAULT_CREATE), .path = "lastgood.json", .how = FAULT_DIE});
+        assert_int_not_equal(save_step(s, &m, 2, &err), LG_OK);
+        lg_session_close(s, NULL);
+        fault_store_free(f);
+        assert_int_equal(count_kind(root.store, LG__ROOT_PARTIAL), 1);
+        fault_store *g = fault_store_new(root.store);
+        fault_store_set_hook(g, no_space_until_swept, NULL);
+        s = must_resume(fault_store_handle(g), 0, &m);
+        assert_int_equal(m.step, 1);
+        assert_int_equal(count_kind(root.store, LG__ROOT_PARTIAL), 0);
+        assert_int_equal(save_step(s, &m, 2, &err), LG_OK);
+        lg_session_close(s, NULL);
+        fault_store_free(g);
+        root_drop(&root);
+    }
+}
+
+static void a_superseded_session_is_told_by_whom_and_when(void **state)
+{
+    (void)state;
+    test_root root;
+    root_make(&root, ROOT_MEMORY);
+    model m;
+    lg_error err = LG_ERROR_INIT;
+    lg_session *s = must_resume(root.store, 0, &m);
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.store = root.store;
+    o.domain = "node-17";
+    lg_session *other;
+    assert_int_equal(lg_session_open("root", &o, &other, &err), LG_OK);
+    assert_int_equal(save_step(s, &m, 1, &err), LG_ERR_SUPERSEDED);
+    assert_non_null(strstr(err.message, "owner epoch 2, by node-17 at 2"));
+    lg_session_close(s, NULL);
+    lg_session_close(other, NULL);
+    root_drop(&root);
+}
+
 ON_EVERY_ROOT(k22_a_manifest_of_a_newer_version_stops_resume_and_all_removal)
 {
     run_spec s = run_of(1, STEPS(1, 2));
@@ -868,6 +938,8 @@ ON_EVERY_ROOT(k22_a_manifest_of_a_newer_version_stops_resume_and_all_removal)
     lg_resume_result *r = NULL;
     assert_int_equal(lg_resume(session, NULL, model_targets, &m, &r, &err), LG_ERR_VERSION);
     assert_non_null(strstr(err.message, folders[1]));
+    lg_checkpoint *c;
+    assert_int_equal(lg_checkpoint_open(root->path, &c, &err), LG_ERR_VERSION); /* no older one in its place */
     lg_resume_options ro = LG_RESUME_OPTIONS_INIT;
     uint64_t step = 1;
     ro.step = &step; /* a person may choose */
@@ -977,6 +1049,8 @@ int main(void)
         cmocka_unit_test(k05_a_report_of_another_attempt_is_refused),
         cmocka_unit_test(a_root_copied_without_its_dot_files_moved_or_beside_strange_files_works),
         cmocka_unit_test(a_read_only_root_resumes_read_only_and_says_so_when_writing),
+        cmocka_unit_test(k01_a_disk_filled_by_a_dead_sessions_attempt_is_freed_by_the_next_session),
+        cmocka_unit_test(a_superseded_session_is_told_by_whom_and_when),
         cmocka_unit_test(k22_a_manifest_of_a_newer_version_stops_resume_and_all_removal),
         cmocka_unit_test(two_manifests_of_one_generation_are_an_error_that_names_both),
         cmocka_unit_test(k05_a_process_stopped_during_its_save_is_superseded_when_it_wakes),

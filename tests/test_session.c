@@ -417,6 +417,72 @@ ON_EVERY_ROOT(k05_k06_ranks_that_contradict_each_other_are_named_on_all_ranks)
     }
 }
 
+/* One rank's mistake while it describes its save: it calls commit all the same,
+ * and all ranks get its error at once. */
+static void one_bad_call(rank_env *env)
+{
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.comm = env->comm;
+    o.store = env->store;
+    lg_session *s;
+    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    model m;
+    model_init(&m, env->rank, env->world);
+    model_fill(&m, 4);
+    lg_save *save;
+    RANK_TRY(env, lg_save_begin(s, 4, NULL, &save, &env->err));
+    RANK_TRY(env, model_add(save, &m, &env->err));
+    if (env->rank == 1) {
+        RANK_CHECK(env, lg_save_alias(save, "x", "no such tensor", &env->err) == LG_ERR_INVALID);
+    }
+    env->status = lg_save_commit(save, NULL, &env->err);
+    lg_session_close(s, NULL);
+}
+
+ON_EVERY_ROOT(k06_an_error_while_describing_a_save_reaches_all_ranks_through_the_commit)
+{
+    rank_env env[3];
+    run_ranks(3, root->store, one_bad_call, NULL, env);
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(env[r].status, LG_ERR_INVALID);
+        assert_int_equal(env[r].err.rank, 1);
+        assert_non_null(strstr(env[r].err.message, "rank 1: alias"));
+    }
+    expect_steps(root, NULL, 0);
+}
+
+ON_EVERY_ROOT(an_unverified_resume_is_recorded_in_the_next_checkpoint)
+{
+    run_spec first = spec_of(1, STEPS(1));
+    root_run(root, &first);
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.store = root->store;
+    lg_session *s;
+    lg_error err = LG_ERROR_INIT;
+    assert_int_equal(lg_session_open("root", &o, &s, &err), LG_OK);
+    model m;
+    model_init(&m, 0, 1);
+    lg_resume_options ro = LG_RESUME_OPTIONS_INIT;
+    ro.flags = LG_RESUME_UNVERIFIED;
+    lg_resume_result *r;
+    assert_int_equal(lg_resume(s, &ro, model_targets, &m, &r, &err), LG_OK);
+    assert_int_equal(r->verified, 0);
+    lg_resume_result_free(r);
+    for (uint64_t step = 2; step < 4; step++) {
+        model_fill(&m, step);
+        assert_int_equal(model_save(s, &m, step, NULL, &err), LG_OK);
+    }
+    lg_session_close(s, NULL);
+    lg__walk *w;
+    assert_int_equal(lg__walk_read(root->store, &w, &err), LG_OK);
+    assert_int_equal(w->n, 3);
+    assert_true(w->items[0].m->parent_verified);  /* 3, after 2 of this session */
+    assert_false(w->items[1].m->parent_verified); /* 2, after 1 loaded unchecked */
+    assert_int_equal(w->items[1].m->parent_step, 1);
+    assert_false(w->items[2].m->has_parent);
+    lg__walk_free(w);
+}
+
 static void differing_buffers(rank_env *env)
 {
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
@@ -480,6 +546,8 @@ int main(void)
         cmocka_unit_test(a_session_that_did_not_resume_may_not_save_beside_another_run),
         cmocka_unit_test(a_session_taken_over_fails_its_next_save_and_all_after_it),
         cmocka_unit_test(k05_k06_ranks_that_contradict_each_other_are_named_on_all_ranks),
+        cmocka_unit_test(k06_an_error_while_describing_a_save_reaches_all_ranks_through_the_commit),
+        cmocka_unit_test(an_unverified_resume_is_recorded_in_the_next_checkpoint),
         cmocka_unit_test(buffers_that_differ_are_kept_for_each_rank),
     };
     return cmocka_run_group_tests_name("session", tests, NULL, NULL);

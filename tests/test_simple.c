@@ -132,6 +132,40 @@ static void what_is_not_there_is_said_in_a_sentence(void **state)
     }
 }
 
+static void k19_k22_what_a_person_must_look_at_is_never_passed_over(void **state)
+{
+    (void)state;
+    write_step("runs", 1);
+    write_step("runs", 2);
+    lg_error err = LG_ERROR_INIT;
+    /* the newest is of another kind than a folder we may read */
+    assert_int_equal(system("mv runs/step-000000000002.g2.1/lastgood.json keep && "
+                            "cp keep runs/step-000000000002.g2.1/lastgood.json"),
+                     0);
+    expect("runs", 2);
+    if (geteuid() != 0) {
+        assert_int_equal(system("chmod 000 runs/step-000000000002.g2.1/lastgood.json"), 0);
+        float x[6];
+        lg_target t = LG_TARGET_INIT;
+        t.name = "w", t.ndim = 2, t.shape = shape, t.data = x;
+        assert_int_equal(lg_read("runs", &t, 1, NULL, &err), LG_ERR_PERMISSION);
+        expect("runs@1", 1);
+    }
+    float x[6];
+    lg_target t = LG_TARGET_INIT;
+    uint32_t one = 1;
+    lg_layout_desc d = LG_LAYOUT_DESC_INIT;
+    d.mesh_ndim = 1, d.mesh_sizes = &one;
+    lg_layout *layout;
+    OK(lg_layout_create(&d, &layout, &err));
+    t.name = "w", t.ndim = 2, t.shape = shape, t.data = x, t.layout = layout;
+    assert_int_equal(lg_read("runs", &t, 1, NULL, &err), LG_ERR_INVALID); /* whose part? */
+    assert_non_null(strstr(err.message, "rank"));
+    t.rank = 0;
+    OK(lg_read("runs", &t, 1, NULL, &err));
+    lg_layout_free(layout);
+}
+
 static void k22_missing_tensors_other_dtypes_and_other_shapes_are_told_apart(void **state)
 {
     (void)state;
@@ -206,6 +240,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(every_way_to_name_a_checkpoint_works, enter, leave),
         cmocka_unit_test_setup_teardown(what_is_not_there_is_said_in_a_sentence, enter, leave),
+        cmocka_unit_test_setup_teardown(k19_k22_what_a_person_must_look_at_is_never_passed_over, enter, leave),
         cmocka_unit_test_setup_teardown(k22_missing_tensors_other_dtypes_and_other_shapes_are_told_apart, enter, leave),
         cmocka_unit_test_setup_teardown(k11_k12_k13_bad_tensors_are_refused_before_anything_is_written, enter, leave),
     };

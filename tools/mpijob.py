@@ -16,7 +16,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent
 BUILD = Path(os.environ.get("BUILD", SOURCE / "build")).absolute()
 TRAINER = Path(os.environ.get("GPT_C", BUILD / "examples" / "gpt-c" / "gpt-c"))
-CLI = Path(os.environ.get("LASTGOOD_CLI", BUILD / "lastgood"))
+CLI = Path(os.environ.get("LASTGOOD_CLI", BUILD / "cli" / "lastgood"))
 MPIRUN = os.environ.get("MPIRUN", "mpirun")
 TEXT = SOURCE / "examples" / "gpt-c" / "data" / "persuasion.txt"
 

@@ -63,7 +63,7 @@ const char options_help[] = "usage: mpirun -n RANKS gpt-c --root DIR --steps N [
                             "training (likewise)\n"
                             "  --micro-batches N    windows of the text in a step, over all ranks (default 8)\n"
                             "  --seed N             of weights, dropout and the order of the data (default 1)\n"
-                            "  --lr X (0.003)  --warmup STEPS (10)  --decay-steps N (1000: then a tenth of lr)\n"
+                            "  --lr X (0.001)  --warmup STEPS (20)  --decay-steps N (1000: then a tenth of lr)\n"
                             "  --beta1 X (0.9)  --beta2 X (0.95)  --epsilon X (1e-8)  --weight-decay X (0.1)\n"
                             "  --clip X (1; 0: none)\n";
 
@@ -129,7 +129,7 @@ static void defaults(options *o)
     hyper *h = &o->hyper;
     h->layers = 4, h->heads = 4, h->width = 64, h->context = 64, h->dropout = 0.1;
     h->micro_batches = 8, h->seed = 1;
-    h->learning_rate = 0.003, h->warmup_steps = 10, h->decay_steps = 1000;
+    h->learning_rate = 0.001, h->warmup_steps = 20, h->decay_steps = 1000;
     h->beta1 = 0.9, h->beta2 = 0.95, h->epsilon = 1e-8, h->weight_decay = 0.1, h->clip = 1;
 }
 

@@ -96,7 +96,7 @@ def refuses_another_model(folder, _expected):
         ("--width", 32),
         ("--micro-batches", 16),
         ("--seed", 2),
-        ("--lr", 0.001),
+        ("--lr", 0.002),
         ("--dropout", 0),
         ("--data", text),
     ):

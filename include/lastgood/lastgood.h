@@ -244,6 +244,10 @@ typedef struct lg_tensor {
         sizeof(lg_tensor), NULL, LG_F32, LG_GROUP_MODEL, 0, NULL, NULL, NULL, NULL, NULL, 0, NULL, 0, 0 \
     }
 
+/* In lg_resume: the rank that loads. Elsewhere there is none, and a target with
+ * a layout must name one. */
+#define LG_RANK_SELF UINT32_MAX
+
 /* A tensor, or a region of one, to be loaded into memory of the caller.
  *
  * `offset`/`extent` choose the region (both NULL: all of it). With a `layout`
@@ -259,16 +263,16 @@ typedef struct lg_target {
     const uint64_t *offset; /* elements, or NULL */
     const uint64_t *extent; /* elements, or NULL */
     const lg_layout *layout;
-    uint32_t rank; /* with layout: whose part, usually the caller's; with LG_TENSOR_COPY_OF_RANK: whose copy */
+    uint32_t rank; /* with layout: whose part; with LG_TENSOR_COPY_OF_RANK: whose copy */
     uint64_t flat_offset;
     void *data;
     const int64_t *strides; /* bytes; NULL = packed row-major */
     uint32_t flags;         /* LG_TENSOR_OPTIONAL, LG_TENSOR_COPY_OF_RANK */
 } lg_target;
 
-#define LG_TARGET_INIT                                                                  \
-    {                                                                                   \
-        sizeof(lg_target), NULL, LG_F32, 0, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL, 0 \
+#define LG_TARGET_INIT                                                                             \
+    {                                                                                              \
+        sizeof(lg_target), NULL, LG_F32, 0, NULL, NULL, NULL, NULL, LG_RANK_SELF, 0, NULL, NULL, 0 \
     }
 
 /* Writes one checkpoint from one process: opens `root`, saves `n` tensors
@@ -286,8 +290,10 @@ typedef struct lg_target {
 LG_API lg_status lg_write(const char *root, uint64_t step, const lg_tensor *tensors, size_t n, lg_error *err);
 
 /* Reads `n` tensors or regions from `where` (a root: the newest good
- * checkpoint; a step folder; or ROOT@STEP) and verifies every byte it uses.
- * `step`, when not NULL, gets the step that was read.
+ * checkpoint, by its manifest and the sizes of its files; a step folder; or
+ * ROOT@STEP) and verifies every byte it uses: damage found there is an error, no
+ * older checkpoint is taken (lg_resume does that). `step`, when not NULL, gets
+ * the step that was read.
  *
  *     float row[3];
  *     uint64_t off[] = {1, 0}, ext[] = {1, 3};
@@ -425,7 +431,11 @@ LG_API lg_status lg_save_begin(lg_session *session, uint64_t step, const lg_save
                                lg_error *err);
 
 /* Adds a tensor; the description is copied, the data is not. A name may be
- * added once a rank. */
+ * added once a rank.
+ *
+ * After an error of this or any other adding call, call lg_save_commit all the
+ * same: it fails on all ranks alike with that error. A rank that gives up alone
+ * leaves the others waiting for it until the deadline. */
 LG_API lg_status lg_save_tensor(lg_save *save, const lg_tensor *tensor, lg_error *err);
 
 /* Declares `alias` to be the same tensor as `name`, added before. Both names
@@ -636,12 +646,22 @@ typedef struct lg_layout_desc {
 LG_API lg_status lg_layout_create(const lg_layout_desc *desc, lg_layout **out, lg_error *err);
 LG_API void lg_layout_free(lg_layout *layout);
 
-/* The shape of the part that `layout` gives `rank` of a tensor (ndim entries);
- * for flat layouts *elements is the length of the rank's range in the tensor
- * and *start its first element, row-major. start may be NULL. */
+/* The part that `layout` gives `rank` of a tensor. Split layouts: its shape goes
+ * to local_shape (ndim entries) and its length to *elements; *start is
+ * UINT64_MAX, since a part has no single place in the row-major order (see
+ * lg_layout_offset). Flat layouts: *elements is the length of the rank's range in
+ * the tensor and *start its first element, row-major; local_shape is untouched.
+ * Each of the three may be NULL. LG_ERR_INVALID if the rank is not in the
+ * layout. */
 LG_API lg_status lg_layout_local(const lg_layout *layout, uint32_t rank, uint32_t ndim, const uint64_t *shape,
                                  uint64_t flat_offset, uint64_t *local_shape, uint64_t *start, uint64_t *elements,
                                  lg_error *err);
+
+/* Where that part begins in the tensor, for split layouts (ndim entries): the
+ * global index of local index 0. LG_ERR_UNSUPPORTED when the part is several
+ * boxes (constant splits) and for flat layouts. */
+LG_API lg_status lg_layout_offset(const lg_layout *layout, uint32_t rank, uint32_t ndim, const uint64_t *shape,
+                                  uint64_t *offset, lg_error *err);
 
 /* ------------------------------------------------------------- communicators */
 
@@ -689,7 +709,7 @@ typedef struct lg_entry {
     uint64_t bytes;       /* of all files the manifest lists */
     lg_generation target; /* rollback: where it leads; the same for step */
     uint64_t target_step;
-    char note[256]; /* rollback: its reason; pin: its reason */
+    char note[256]; /* rollback: its reason; pinned: why; owner: who claimed */
 } lg_entry;
 
 typedef struct lg_listing {
@@ -863,7 +883,7 @@ typedef struct lg_prune_item {
 
 /* Applies a retention rule by hand: verifies the newest checkpoint that stays
  * in full before anything is removed. Claims nothing, so that a session that
- * runs goes on. With dry_run it only says what it would do. keep_last of 0 is
+ * runs goes on. With dry_run it verifies too, and only says what it would do. keep_last of 0 is
  * LG_ERR_INVALID. `fn` may be NULL; it gets every checkpoint, newest first. */
 LG_API lg_status lg_prune(const char *root, const lg_prune_options *options,
                           void (*fn)(const lg_prune_item *item, void *arg), void *arg, lg_error *err);
@@ -879,8 +899,10 @@ LG_API lg_status lg_sweep(const char *root, int dry_run, void (*fn)(const char *
 
 /* Records that the run goes back to the checkpoint `where`: later ones are
  * discarded, even if committed later by a session that is still running (its
- * next save fails as LG_ERR_SUPERSEDED). Deletes nothing. `reason` is kept in
- * the record. `out` (may be NULL) gets the record's generation. */
+ * next save fails as LG_ERR_SUPERSEDED). Deletes nothing itself; the retention of
+ * the run that goes on removes discarded ones once it has enough newer ones, so
+ * pin what may be wanted back. Checks the target's sizes, not its bytes
+ * (lg_verify does). `reason` is kept in the record. `out` (may be NULL) gets the record's generation. */
 LG_API lg_status lg_rollback(const char *where, const char *reason, lg_generation *out, lg_error *err);
 
 /* ------------------------------------------------- one safetensors file alone */

@@ -567,6 +567,10 @@ static lg_status run(lg_save *save, scratch *to, lg_status mine, lg_save_info *i
     lg_session *s = save->session;
     uint64_t number = s->saves++;
     bool check_declared = s->check_replicas != 0 && number % s->check_replicas == 0 && s->comm->size > 1;
+    if (mine == LG_OK && save->failed.status != LG_OK) {
+        mine = save->failed.status;
+        *err = save->failed;
+    }
     if (mine == LG_OK && s->broken != LG_OK) {
         mine = lg_error_set(err, s->broken, "%s", s->broken_message);
     }

@@ -84,6 +84,9 @@ static void describe_other(lg_store *store, const lg__root_item *item, lg_entry 
     e->step = item->parsed.step;
     e->generation = item->parsed.generation;
     e->bytes = item->bytes;
+    if (e->kind == LG_ENTRY_OWNER) {
+        lg__owner_who(store, e->generation.epoch, e->note, e->created);
+    }
     if (item->type == LG_NODE_DIR && e->kind != LG_ENTRY_FOREIGN) {
         lg_error ignored = LG_ERROR_INIT;
         lg__folder_bytes(store, item->name, &e->bytes, &ignored);

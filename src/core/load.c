@@ -226,8 +226,18 @@ lg_status lg_load_tensor(lg_load *load, const lg_target *target, lg_error *err)
         return target->flags & LG_TENSOR_OPTIONAL ? note_missing(load, target->name, err)
                                                   : lg__checkpoint_missing(load->c, target->name, err);
     }
+    /* Whose part it is, where that matters. */
+    lg_target own = *target;
+    bool by_rank = target->layout != NULL || (target->flags & LG_TENSOR_COPY_OF_RANK) != 0;
+    if (by_rank && target->rank == LG_RANK_SELF) {
+        LG__RETURN_IF(load->world == 0, err, LG_ERR_INVALID,
+                      "\"%s\": a target with a layout must say whose part it is (lg_target.rank): this load belongs to "
+                      "no session",
+                      shown);
+        own.rank = load->rank;
+    }
     size_t n_parts = load->n_parts;
-    lg_status status = add_target(load, target, t, err);
+    lg_status status = add_target(load, &own, t, err);
     if (status != LG_OK) {
         load->n_parts = n_parts;
         return lg_error_wrap(err, "\"%s\"", shown);

@@ -5,6 +5,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "core/sweep.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -31,12 +32,37 @@ static lg_status owner_text(const char *domain, uint64_t epoch, lg__buf *out, lg
     return st;
 }
 
+void lg__owner_who(lg_store *store, uint64_t epoch, char domain[256], char created[LG_CREATED_TEXT])
+{
+    char name[LG__NAME_MAX];
+    lg__owner_file(epoch, name);
+    lg__buf text;
+    lg__buf_init(&text, LG__RECORD_MAX);
+    json_t *record = NULL;
+    lg_error ignored = LG_ERROR_INIT;
+    const char *who = "", *when = "";
+    if (lg__store_read_all(store, name, &text, &ignored) == LG_OK &&
+        lg__sealed_json_parse(text.data, text.len, &record, &ignored) == LG_OK) {
+        lg__json_get_str(record, "domain", 255, &who, &ignored);
+        lg__json_get_str(record, "created", LG_CREATED_TEXT - 1, &when, &ignored);
+    }
+    if (domain != NULL) {
+        lg__printable(who, domain, 256);
+    }
+    if (created != NULL) {
+        lg__text_copy(created, LG_CREATED_TEXT, when);
+    }
+    json_decref(record);
+    lg__buf_free(&text);
+}
+
 lg_status lg__owner_claim(lg_store *store, const char *domain, uint64_t *epoch, lg_error *err)
 {
     lg__walk *w;
     LG__TRY(lg__walk_read(store, &w, err));
     uint64_t highest = w->highest_epoch;
     lg__walk_free(w);
+    bool made_room = false;
     for (int i = 0; i < CLAIM_TRIES; i++) {
         LG__RETURN_IF(highest >= UINT64_C(1) << 53, err, LG_ERR_LIMIT, "owner epoch %" PRIu64 " leaves none above it",
                       highest);
@@ -57,6 +83,14 @@ lg_status lg__owner_claim(lg_store *store, const char *domain, uint64_t *epoch, 
             }
             return st;
         }
+        if (st == LG_ERR_NO_SPACE && !made_room) {
+            made_room = true;
+            lg_error trouble = LG_ERROR_INIT;
+            if (lg__owner_end_attempts(store, mine, &trouble) == LG_OK &&
+                lg__sweep_root(store, mine, false, NULL, NULL, &trouble) == LG_OK) {
+                continue;
+            }
+        }
         if (st != LG_ERR_EXISTS) {
             return lg_error_wrap(err, "claim the root");
         }
@@ -69,10 +103,15 @@ lg_status lg__owner_check(lg_store *store, uint64_t epoch, lg_error *err)
 {
     uint64_t highest;
     LG__TRY(lg__root_highest_owner(store, &highest, err));
-    LG__RETURN_IF(highest > epoch, err, LG_ERR_SUPERSEDED,
-                  "another session took this root over (owner epoch %" PRIu64 ", this one has %" PRIu64 ")", highest,
-                  epoch);
-    return LG_OK;
+    if (highest <= epoch) {
+        return LG_OK;
+    }
+    char who[256], when[LG_CREATED_TEXT];
+    lg__owner_who(store, highest, who, when);
+    return lg_error_set(err, LG_ERR_SUPERSEDED,
+                        "another session took this root over (owner epoch %" PRIu64 "%s%s%s%s; this one has %" PRIu64
+                        ")",
+                        highest, who[0] != '\0' ? ", by " : "", who, when[0] != '\0' ? " at " : "", when, epoch);
 }
 
 /* ------------------------------------------------------------- removal */

@@ -8,8 +8,14 @@
 #include "core/walk.h"
 
 /* Claims the next epoch: exclusive create of .owner-N, N being above every
- * epoch in a name or manifest, synced with the root. */
+ * epoch in a name or manifest, synced with the root. When the disk is full,
+ * attempts of earlier epochs are ended first: that is what the claim is for,
+ * and it makes room. */
 lg_status lg__owner_claim(lg_store *store, const char *domain, uint64_t *epoch, lg_error *err);
+
+/* What `.owner-<epoch>` says: "HOST at 2026-11-29T18:31:57Z", or "" if it cannot
+ * be read. Fields may be NULL. */
+void lg__owner_who(lg_store *store, uint64_t epoch, char domain[256], char created[LG_CREATED_TEXT]);
 
 /* Ends every attempt of an epoch below `epoch`, so that its late owner cannot
  * commit any more, and makes what is committed durable. */

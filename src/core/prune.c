@@ -27,7 +27,7 @@ static lg_status verify_item(lg_store *store, const lg__walk_item *item, lg_erro
 
 /* Walk, sizes, and the newest good one verified byte by byte; one that fails
  * counts as damaged and the next is tried. */
-static lg_status survey(lg_store *store, bool verify, lg__walk **out, lg_error *err)
+static lg_status survey(lg_store *store, lg__walk **out, lg_error *err)
 {
     lg__walk *w;
     LG__TRY(lg__walk_read(store, &w, err));
@@ -36,7 +36,7 @@ static lg_status survey(lg_store *store, bool verify, lg__walk **out, lg_error *
     for (size_t i = 0; st == LG_OK && i < w->n; i++) {
         lg__walk_item *item = &w->items[i];
         st = lg__walk_check_whole(store, item, err);
-        if (st != LG_OK || !verify || have_good || item->is_rollback || item->discarded || item->status != LG_OK) {
+        if (st != LG_OK || have_good || item->is_rollback || item->discarded || item->status != LG_OK) {
             continue;
         }
         lg_error why = LG_ERROR_INIT;
@@ -51,7 +51,7 @@ static lg_status survey(lg_store *store, bool verify, lg__walk **out, lg_error *
             st = checked;
         }
     }
-    if (st == LG_OK && verify && !have_good) {
+    if (st == LG_OK && !have_good) {
         st = lg_error_set(err, LG_ERR_NO_GOOD, "no checkpoint can be verified, so nothing is removed");
     }
     if (st != LG_OK) {
@@ -109,7 +109,7 @@ lg_status lg_prune(const char *root, const lg_prune_options *options, void (*fn)
     lg_store *store;
     LG__TRY(lg_store_open(root, &store, err));
     lg__walk *w = NULL;
-    lg_status st = survey(store, options->dry_run == 0, &w, err);
+    lg_status st = survey(store, &w, err);
     lg__verdict *verdicts = NULL;
     if (st == LG_OK && (verdicts = lg__calloc(w->n, sizeof *verdicts)) == NULL) {
         st = lg__nomem(err);
@@ -131,12 +131,10 @@ static lg_status may_remove(lg_store *store, lg__walk *w, const lg__walk_item *i
 {
     LG__RETURN_IF(w->unreadable_newer, err, LG_ERR_PROTECTED,
                   "the root holds a checkpoint of a newer version of lastgood: nothing is removed");
-    if (item->m != NULL) {
-        lg__pin_state pin;
-        LG__TRY(lg__pin_read(store, item->name, item->m->sha256, &pin, err));
-        LG__RETURN_IF(pin.pinned, err, LG_ERR_PROTECTED, "%s is pinned%s%s; unpin it first", item->name,
-                      pin.reason[0] != '\0' ? ": " : "", pin.reason);
-    }
+    lg__pin_state pin;
+    LG__TRY(lg__pin_read(store, item->name, item->m != NULL ? item->m->sha256 : NULL, &pin, err));
+    LG__RETURN_IF(pin.pinned, err, LG_ERR_PROTECTED, "%s is pinned%s%s; unpin it first", item->name,
+                  pin.reason[0] != '\0' ? ": " : "", pin.reason);
     for (size_t i = 0; i < w->n; i++) {
         lg__walk_item *other = &w->items[i];
         if (other == item || other->is_rollback || other->discarded || other->status != LG_OK) {

@@ -104,7 +104,7 @@ static lg__walk_item *propose(lg_session *s, search *q, const lg_resume_options 
             return NULL;
         }
         lg__text_copy(p->folder, sizeof p->folder, item->name);
-        bool fatal = item->status == LG_ERR_VERSION || item->status == LG_ERR_CONFLICT;
+        bool fatal = lg__walk_must_ask(item->status);
         p->status = (uint32_t)item->status;
         snprintf(p->message, sizeof p->message, "%s%s%s", fatal ? item->name : "", fatal ? ": " : "", item->reason);
         p->kind = item->status == LG_OK ? TRY : fatal ? FAIL : SKIP;
@@ -185,6 +185,9 @@ static lg_status load_here(lg_session *s, const char *folder, const char *manife
     }
     if (st == LG_OK) {
         st = lg_load_run(out->load, err);
+    }
+    if (st != LG_OK && strstr(err->message, folder) == NULL) {
+        lg_error_wrap(err, "%s", folder);
     }
     return st;
 }
@@ -350,7 +353,7 @@ lg_status lg_resume(lg_session *session, const lg_resume_options *options, lg_ta
     }
     lg__walk_free(q.walk);
     if (st != LG_OK) {
-        lg_error_wrap(err, "resume");
+        lg_error_wrap(err, "resume from %s", lg__store_name(s->store));
     }
     if (st == LG_OK || st == LG_ERR_NO_GOOD) {
         *out = r;

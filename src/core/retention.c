@@ -59,9 +59,7 @@ lg_status lg__retention_judge(lg_store *store, const lg__walk *w, uint32_t keep_
             continue;
         }
         lg__pin_state pin = {0};
-        if (item->m != NULL) {
-            LG__TRY(lg__pin_read(store, item->name, item->m->sha256, &pin, err));
-        }
+        LG__TRY(lg__pin_read(store, item->name, item->m != NULL ? item->m->sha256 : NULL, &pin, err));
         if (is_good(item)) {
             good++;
             if (pin.pinned) {
@@ -79,10 +77,12 @@ lg_status lg__retention_judge(lg_store *store, const lg__walk *w, uint32_t keep_
             }
             continue;
         }
-        const char *what = item->discarded ? "discarded by a rollback" : "damaged";
+        const char *what = item->discarded                   ? "discarded by a rollback"
+                           : lg__walk_must_ask(item->status) ? lg_status_text(item->status)
+                                                             : "damaged";
         lg_generation above = item->discarded ? discarded_by(w, i) : item->generation;
         bool goes =
-            !pin.pinned && keep_last != 0 && item->status != LG_ERR_CONFLICT && good_above(w, above) >= keep_last;
+            !pin.pinned && keep_last != 0 && !lg__walk_must_ask(item->status) && good_above(w, above) >= keep_last;
         snprintf(v->why, sizeof v->why, "%s%s", what,
                  pin.pinned ? ", pinned"
                  : goes     ? ""

@@ -36,7 +36,7 @@ lg_status lg__save_new(const lg__save_facts *facts, uint64_t step, uint32_t flag
 {
     const uint32_t known = LG_SAVE_IF_NEW | LG_SAVE_FINITE | LG_SAVE_ALIASES_ONCE;
     LG__RETURN_IF((flags & ~known) != 0, err, LG_ERR_INVALID, "unknown save flags 0x%x", flags & ~known);
-    LG__RETURN_IF(step >= STEP_MAX, err, LG_ERR_INVALID, "step %llu is not below 2^53", (unsigned long long)step);
+    LG__RETURN_IF(step >= STEP_MAX, err, LG_ERR_LIMIT, "step %llu is not below 2^53", (unsigned long long)step);
     lg_save *save = lg__calloc(1, sizeof *save);
     if (save == NULL) {
         return lg__nomem(err);
@@ -448,9 +448,8 @@ static lg_status new_name(lg_save *save, const char *name, const char **copy, lg
     return *copy == NULL ? lg__nomem(err) : LG_OK;
 }
 
-lg_status lg_save_tensor(lg_save *save, const lg_tensor *tensor, lg_error *err)
+static lg_status add_tensor(lg_save *save, const lg_tensor *tensor, lg_error *err)
 {
-    LG__ERR(err);
     LG__RETURN_IF(save == NULL || tensor == NULL, err, LG_ERR_INVALID, "lg_save_tensor needs a save and a tensor");
     LG__RETURN_IF(tensor->size != sizeof *tensor, err, LG_ERR_INVALID,
                   "lg_tensor has size %zu, not %zu: set it up with LG_TENSOR_INIT", tensor->size, sizeof *tensor);
@@ -462,9 +461,8 @@ lg_status lg_save_tensor(lg_save *save, const lg_tensor *tensor, lg_error *err)
     return add_entry(save, &t, err);
 }
 
-lg_status lg_save_alias(lg_save *save, const char *alias, const char *name, lg_error *err)
+static lg_status add_alias(lg_save *save, const char *alias, const char *name, lg_error *err)
 {
-    LG__ERR(err);
     LG__RETURN_IF(save == NULL || name == NULL, err, LG_ERR_INVALID, "lg_save_alias needs a save and two names");
     size_t at;
     LG__RETURN_IF(!lg__index_find(&save->by_name, name, strlen(name), &at), err, LG_ERR_INVALID,
@@ -509,30 +507,26 @@ static lg_status check_key(const lg_save *save, const char *key, lg_error *err)
     return lg__name_check("key", key, strlen(key), err);
 }
 
-lg_status lg_save_global_u64(lg_save *save, const char *key, uint64_t value, lg_error *err)
+static lg_status add_global_u64(lg_save *save, const char *key, uint64_t value, lg_error *err)
 {
-    LG__ERR(err);
     LG__TRY(check_key(save, key, err));
     return put_state(save, key, lg__tagged_u64(value), err);
 }
 
-lg_status lg_save_global_i64(lg_save *save, const char *key, int64_t value, lg_error *err)
+static lg_status add_global_i64(lg_save *save, const char *key, int64_t value, lg_error *err)
 {
-    LG__ERR(err);
     LG__TRY(check_key(save, key, err));
     return put_state(save, key, lg__tagged_i64(value), err);
 }
 
-lg_status lg_save_global_f64(lg_save *save, const char *key, double value, lg_error *err)
+static lg_status add_global_f64(lg_save *save, const char *key, double value, lg_error *err)
 {
-    LG__ERR(err);
     LG__TRY(check_key(save, key, err));
     return put_state(save, key, lg__tagged_f64(value), err);
 }
 
-lg_status lg_save_global_str(lg_save *save, const char *key, const char *value, lg_error *err)
+static lg_status add_global_str(lg_save *save, const char *key, const char *value, lg_error *err)
 {
-    LG__ERR(err);
     LG__TRY(check_key(save, key, err));
     LG__RETURN_IF(value == NULL, err, LG_ERR_INVALID, "global state \"%s\": the value is NULL", key);
     LG__RETURN_IF(!lg__utf8_valid(value, strlen(value)), err, LG_ERR_INVALID,
@@ -540,17 +534,15 @@ lg_status lg_save_global_str(lg_save *save, const char *key, const char *value, 
     return put_state(save, key, json_string(value), err);
 }
 
-lg_status lg_save_global_bytes(lg_save *save, const char *key, const void *data, size_t bytes, lg_error *err)
+static lg_status add_global_bytes(lg_save *save, const char *key, const void *data, size_t bytes, lg_error *err)
 {
-    LG__ERR(err);
     LG__TRY(check_key(save, key, err));
     LG__RETURN_IF(data == NULL && bytes > 0, err, LG_ERR_INVALID, "global state \"%s\": data is NULL", key);
     return put_state(save, key, lg__tagged_bytes(data, bytes), err);
 }
 
-lg_status lg_save_global_json(lg_save *save, const char *key, const char *json, lg_error *err)
+static lg_status add_global_json(lg_save *save, const char *key, const char *json, lg_error *err)
 {
-    LG__ERR(err);
     LG__TRY(check_key(save, key, err));
     LG__RETURN_IF(json == NULL, err, LG_ERR_INVALID, "global state \"%s\": the text is NULL", key);
     json_t *value = NULL;
@@ -579,9 +571,8 @@ static lg_status copy_bytes(lg_save *save, const void *data, size_t bytes, const
     return LG_OK;
 }
 
-lg_status lg_save_rank_bytes(lg_save *save, const char *key, const void *data, size_t bytes, lg_error *err)
+static lg_status add_rank_bytes(lg_save *save, const char *key, const void *data, size_t bytes, lg_error *err)
 {
-    LG__ERR(err);
     LG__TRY(check_key(save, key, err));
     LG__RETURN_IF(data == NULL && bytes > 0, err, LG_ERR_INVALID, "state of rank %u, \"%s\": data is NULL", save->rank,
                   key);
@@ -598,9 +589,8 @@ lg_status lg_save_rank_bytes(lg_save *save, const char *key, const void *data, s
     return LG_OK;
 }
 
-lg_status lg_save_attach(lg_save *save, const char *file_name, const void *data, size_t bytes, lg_error *err)
+static lg_status add_attach(lg_save *save, const char *file_name, const void *data, size_t bytes, lg_error *err)
 {
-    LG__ERR(err);
     LG__RETURN_IF(save == NULL || file_name == NULL, err, LG_ERR_INVALID, "lg_save_attach needs a save and a name");
     LG__TRY(lg__attach_name_check(file_name, err));
     LG__RETURN_IF(data == NULL && bytes > 0, err, LG_ERR_INVALID, "attached file \"%s\": data is NULL", file_name);
@@ -620,4 +610,78 @@ lg_status lg_save_attach(lg_save *save, const char *file_name, const void *data,
         save->attached[save->n_attached++] = file;
     }
     return LG_OK;
+}
+
+/* ------------------------------------------------------------ public adders
+ *
+ * An error is also kept in the save, so that lg_save_commit brings it to all
+ * ranks: one rank that gives up alone would leave the others waiting. */
+
+static lg_status note(lg_save *save, lg_status status, const lg_error *err)
+{
+    if (status != LG_OK && save != NULL && save->failed.status == LG_OK) {
+        save->failed = *err;
+        save->failed.status = status;
+    }
+    return status;
+}
+
+lg_status lg_save_tensor(lg_save *save, const lg_tensor *tensor, lg_error *err)
+{
+    LG__ERR(err);
+    return note(save, add_tensor(save, tensor, err), err);
+}
+
+lg_status lg_save_alias(lg_save *save, const char *alias, const char *name, lg_error *err)
+{
+    LG__ERR(err);
+    return note(save, add_alias(save, alias, name, err), err);
+}
+
+lg_status lg_save_global_u64(lg_save *save, const char *key, uint64_t value, lg_error *err)
+{
+    LG__ERR(err);
+    return note(save, add_global_u64(save, key, value, err), err);
+}
+
+lg_status lg_save_global_i64(lg_save *save, const char *key, int64_t value, lg_error *err)
+{
+    LG__ERR(err);
+    return note(save, add_global_i64(save, key, value, err), err);
+}
+
+lg_status lg_save_global_f64(lg_save *save, const char *key, double value, lg_error *err)
+{
+    LG__ERR(err);
+    return note(save, add_global_f64(save, key, value, err), err);
+}
+
+lg_status lg_save_global_str(lg_save *save, const char *key, const char *value, lg_error *err)
+{
+    LG__ERR(err);
+    return note(save, add_global_str(save, key, value, err), err);
+}
+
+lg_status lg_save_global_bytes(lg_save *save, const char *key, const void *data, size_t bytes, lg_error *err)
+{
+    LG__ERR(err);
+    return note(save, add_global_bytes(save, key, data, bytes, err), err);
+}
+
+lg_status lg_save_global_json(lg_save *save, const char *key, const char *json, lg_error *err)
+{
+    LG__ERR(err);
+    return note(save, add_global_json(save, key, json, err), err);
+}
+
+lg_status lg_save_rank_bytes(lg_save *save, const char *key, const void *data, size_t bytes, lg_error *err)
+{
+    LG__ERR(err);
+    return note(save, add_rank_bytes(save, key, data, bytes, err), err);
+}
+
+lg_status lg_save_attach(lg_save *save, const char *file_name, const void *data, size_t bytes, lg_error *err)
+{
+    LG__ERR(err);
+    return note(save, add_attach(save, file_name, data, bytes, err), err);
 }

@@ -64,6 +64,7 @@ typedef struct lg__save_attach {
 
 struct lg_save {
     lg_session *session;
+    lg_error failed; /* the first error of an adding call; status LG_OK: none */
     uint64_t step;
     uint32_t flags;
     lg__arena *arena;

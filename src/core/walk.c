@@ -98,6 +98,7 @@ static bool about_the_file(lg_status st)
     case LG_ERR_IO:
     case LG_ERR_INVALID:
     case LG_ERR_MISMATCH:
+    case LG_ERR_PERMISSION: /* others can be looked at all the same */
         return true;
     default:
         return false;
@@ -345,8 +346,7 @@ static int take_pin(const lg_node *node, void *arg)
     return 0;
 }
 
-lg_status lg__pin_read(lg_store *store, const char *folder, const uint8_t manifest[LG__SHA256_BYTES],
-                       lg__pin_state *out, lg_error *err)
+lg_status lg__pin_read(lg_store *store, const char *folder, const uint8_t *manifest, lg__pin_state *out, lg_error *err)
 {
     pin_scan s = {0};
     lg_status st = lg__store_list(store, folder, take_pin, &s, err);
@@ -369,7 +369,7 @@ lg_status lg__pin_read(lg_store *store, const char *folder, const uint8_t manife
         }
         lg__buf_free(&text);
         state.highest = s.n[i] > state.highest ? s.n[i] : state.highest;
-        if (got == LG_OK && memcmp(r.manifest, manifest, LG__SHA256_BYTES) != 0) {
+        if (got == LG_OK && manifest != NULL && memcmp(r.manifest, manifest, LG__SHA256_BYTES) != 0) {
             continue; /* of another checkpoint: copied here */
         }
         if (s.n[i] < decided) {

@@ -54,6 +54,14 @@ typedef struct lg__walk {
 lg_status lg__walk_read(lg_store *store, lg__walk **out, lg_error *err);
 void lg__walk_free(lg__walk *w);
 
+/* Not damage but something a person must look at: a newer version, no
+ * permission, two that contradict each other. Nobody goes on with an older
+ * checkpoint behind such a one, and nobody removes it. */
+static inline bool lg__walk_must_ask(lg_status status)
+{
+    return status == LG_ERR_VERSION || status == LG_ERR_PERMISSION || status == LG_ERR_CONFLICT;
+}
+
 /* Only names, no file is opened: for epoch checks. */
 lg_status lg__root_highest_owner(lg_store *store, uint64_t *out, lg_error *err);
 
@@ -62,13 +70,13 @@ lg_status lg__root_highest_owner(lg_store *store, uint64_t *out, lg_error *err);
 lg_status lg__walk_check_whole(lg_store *store, lg__walk_item *item, lg_error *err);
 
 /* Pin state by the highest side record that belongs to this manifest; a
- * damaged pin record counts as pinned. */
+ * damaged pin record counts as pinned. `manifest`: its SHA-256, or NULL where it
+ * cannot be read; then every record counts. */
 typedef struct lg__pin_state {
     bool pinned;
     uint32_t highest; /* n of the highest record; 0 = none */
     char reason[256];
 } lg__pin_state;
-lg_status lg__pin_read(lg_store *store, const char *folder, const uint8_t manifest[LG__SHA256_BYTES],
-                       lg__pin_state *out, lg_error *err);
+lg_status lg__pin_read(lg_store *store, const char *folder, const uint8_t *manifest, lg__pin_state *out, lg_error *err);
 
 #endif

@@ -179,6 +179,10 @@ static lg_status find(lg_store *store, const lg__where *w, lg__walk *walk, lg__w
     lg__walk_item *first = NULL;
     for (size_t i = 0; i < walk->n; i++) {
         lg__walk_item *item = &walk->items[i];
+        /* As lg_resume: past these nobody goes on unasked. */
+        LG__RETURN_IF(w->kind == LG__WHERE_ROOT && !item->discarded &&
+                          (lg__walk_must_ask(item->status) || (item->is_rollback && item->status != LG_OK)),
+                      err, item->status, "%s: %s", item->name, item->reason);
         if (item->is_rollback || !meant(w, item)) {
             continue;
         }

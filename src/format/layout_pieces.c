@@ -302,7 +302,33 @@ lg_status lg_layout_local(const lg_layout *layout, uint32_t rank, uint32_t ndim,
     LG__RETURN_IF(layout == NULL || (shape == NULL && ndim > 0), err, LG_ERR_INVALID,
                   "lg_layout_local needs a layout and a shape");
     lg__tensor_desc t = {.dtype = LG_U8, .ndim = ndim, .shape = shape, .flat_offset = flat_offset};
-    return lg__layout_local_part(layout, &t, rank, local_shape, start, elements, err);
+    LG__TRY(lg__layout_local_part(layout, &t, rank, local_shape, start, elements, err));
+    if (start != NULL && layout->kind != LG__FLAT) {
+        *start = UINT64_MAX;
+    }
+    return LG_OK;
+}
+
+lg_status lg_layout_offset(const lg_layout *layout, uint32_t rank, uint32_t ndim, const uint64_t *shape,
+                           uint64_t *offset, lg_error *err)
+{
+    LG__ERR(err);
+    LG__RETURN_IF(layout == NULL || ((shape == NULL || offset == NULL) && ndim > 0), err, LG_ERR_INVALID,
+                  "lg_layout_offset needs a layout, a shape and a place for the offset");
+    LG__RETURN_IF(layout->kind == LG__FLAT, err, LG_ERR_UNSUPPORTED,
+                  "a range of a flat buffer has no offset in each dimension; lg_layout_local gives its start");
+    lg__tensor_desc t = {.dtype = LG_U8, .ndim = ndim, .shape = shape};
+    uint64_t local[LG_MAX_NDIM], start, elements;
+    LG__TRY(lg__layout_local_part(layout, &t, rank, local, &start, &elements, err));
+    lg__piece *pieces = NULL;
+    size_t n = 0;
+    LG__TRY(lg__layout_held(layout, &t, rank, &pieces, &n, err));
+    for (uint32_t d = 0; n <= 1 && d < ndim; d++) {
+        offset[d] = n == 1 ? pieces[0].box.offset[d] : 0; /* an empty part is nowhere */
+    }
+    lg__free(pieces);
+    LG__RETURN_IF(n > 1, err, LG_ERR_UNSUPPORTED, "the part of rank %u is %zu boxes", rank, n);
+    return LG_OK;
 }
 
 /* ------------------------------------------------------------------- counting */

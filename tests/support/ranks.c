@@ -285,7 +285,6 @@ lg_status model_targets(lg_load *load, void *arg, lg_error *err)
     t[6].name = "none", t[6].ndim = 2, t[6].shape = none_shape;
     lg_status st = LG_OK;
     for (size_t i = 0; st == LG_OK && i < 7; i++) {
-        t[i].rank = m->rank;
         st = lg_load_tensor(load, &t[i], err);
     }
     lg_layout_free(rows);

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+# K12: get prints every dtype at full precision, and large tensors as a summary
+make_root a --steps=100
+for name in w norm stats wide freqs count flags ids q.f8 q.scale q.f4 none mask embed.weight head.weight big; do
+    run lastgood get a@100 $name
+done
+run lastgood get --all a@100 big 0:3
+run lastgood get --all a@100 big | tail -n 2
+run lastgood get --json a@100 ids
+run lastgood get --json a@100 none
+run lastgood get --json a@100 norm
+quietly lastgood get --json a@100 big
+run lastgood get a@100 wigde
