@@ -218,7 +218,7 @@ static void check_blocks(lg_checkpoint *c, lg__window *w, size_t first, size_t e
             return;
         }
         if (w->state[b] == BLOCK_BOUNCED) {
-            lg__copy(w->to[b], data, bytes);
+            lg__copy_away(w->to[b], data, bytes);
         }
         data += bytes;
     }

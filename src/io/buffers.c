@@ -5,6 +5,9 @@
 
 #include <string.h>
 #include <sys/mman.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #define LARGE_PAGE ((size_t)2 << 20)
 
@@ -46,3 +49,29 @@ void lg__copy(void *to, const void *from, size_t bytes)
         memcpy(out, in, n);
     }
 }
+
+#ifdef __SSE2__
+void lg__copy_away(void *to, const void *from, size_t bytes)
+{
+    char *out = to;
+    const char *in = from;
+    size_t head = (size_t)(-(uintptr_t)to % sizeof(__m128i));
+    head = head < bytes ? head : bytes;
+    memcpy(out, in, head);
+    out += head, in += head, bytes -= head;
+    for (; bytes >= 64; bytes -= 64, out += 64, in += 64) {
+        __m128i a = _mm_loadu_si128((const __m128i *)(const void *)in);
+        __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(in + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(const void *)(in + 32));
+        __m128i d = _mm_loadu_si128((const __m128i *)(const void *)(in + 48));
+        _mm_stream_si128((__m128i *)(void *)out, a);
+        _mm_stream_si128((__m128i *)(void *)(out + 16), b);
+        _mm_stream_si128((__m128i *)(void *)(out + 32), c);
+        _mm_stream_si128((__m128i *)(void *)(out + 48), d);
+    }
+    _mm_sfence(); /* other threads see it when they see what comes next */
+    memcpy(out, in, bytes);
+}
+#else
+void lg__copy_away(void *to, const void *from, size_t bytes) { lg__copy(to, from, bytes); }
+#endif
