@@ -5,6 +5,7 @@
 #include "save_kit.h"
 
 #include <ftw.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -798,12 +799,13 @@ struct lg_file {
 
 static lg_status step(faulty *f, const char *what, const char *path, lg_error *err)
 {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* writes may come from several threads */
+    pthread_mutex_lock(&lock);
     lg__buf_fmt(&f->log, "%s %s\n", what, path);
-    if (f->left == 0) {
-        return lg_error_set(err, LG_ERR_IO, "%s: %s: the disk is on fire", path, what);
-    }
-    f->left -= f->left != SIZE_MAX;
-    return LG_OK;
+    const bool burns = f->left == 0;
+    f->left -= f->left != SIZE_MAX && !burns;
+    pthread_mutex_unlock(&lock);
+    return burns ? lg_error_set(err, LG_ERR_IO, "%s: %s: the disk is on fire", path, what) : LG_OK;
 }
 
 static lg_status f_root(void *ctx, lg_error *err) { return step(ctx, "make_root", "", err); }
