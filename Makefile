@@ -18,7 +18,7 @@ help:
 	@echo 'make build     set up and build only (in $(BUILD)/)'
 	@echo 'make install   install program, library and headers under PREFIX (now $(PREFIX))'
 	@echo 'make soak      kill a training run KILLS times (now $(KILLS)) and compare the bits'
-	@echo 'make bench     measure planning at scale; docs/benchmarks.md'
+	@echo 'make bench     measure saving, loading and planning; docs/benchmarks.md'
 	@echo
 	@echo 'make test-fast only the C tests;  make python: what PyTorch and safetensors read'
 	@echo 'make sanitize  the C tests under ASan and UBSan;  make tsan, make valgrind: under those'
@@ -52,6 +52,8 @@ soak: build
 	@BUILD=$(BUILD) tools/soak --kills $(KILLS)
 
 bench: build
+	@$(BUILD)/bench/io
+	@$(BUILD)/bench/io --small
 	@$(BUILD)/bench/plan
 
 install: build

@@ -17,7 +17,8 @@ extern "C" {
  * between parts. The core never calls the operating system on its own and never
  * passes a name that is empty, absolute, has an empty, "." or ".." part or a
  * NUL; depth is at most two (step folder, file). All functions may be called
- * from several threads at once, on different files. All may block.
+ * from several threads at once; on one file only read, and write, of ranges
+ * that do not overlap. All may block.
  *
  * Errors: fill `err` (never NULL) with lg_error_set and return its status.
  * Every slot may return NOMEM, IO, PERMISSION, READ_ONLY, NO_SPACE besides the
@@ -56,6 +57,37 @@ typedef struct lg_node {
     lg_node_type type;
     uint64_t bytes; /* files; 0 if unknown */
 } lg_node;
+
+/* ---- Many reads and writes under way at once. Optional: without it the library
+ * runs the blocking functions on a few threads of its own. */
+
+typedef enum lg_queue_kind { LG_QUEUE_READ = 0, LG_QUEUE_WRITE = 1, LG_QUEUE_SYNC = 2 } lg_queue_kind;
+
+typedef struct lg_queue_op {
+    lg_queue_kind kind;
+    lg_file *file; /* stays open until the operation is done */
+    void *data;    /* stays until it is done; what is written does not change meanwhile */
+    size_t bytes;
+    uint64_t offset;
+    uint64_t token; /* the caller's; comes back when it is done */
+} lg_queue_op;
+
+typedef struct lg_queue_spec {
+    uint32_t depth; /* operations under way at most */
+    /* Where the data of most operations lies, so that it can be registered with
+     * the kernel: aligned to 4096, outlives the queue. May be NULL, 0. */
+    void *memory;
+    size_t memory_bytes;
+} lg_queue_spec;
+
+typedef struct lg_queue lg_queue; /* a store's own struct */
+
+/* How a range of a file is best read. */
+typedef enum lg_read_way {
+    LG_READ_QUEUED = 0,  /* takes its time: several at once, straight to where the bytes belong */
+    LG_READ_AT_ONCE = 1, /* is in memory: a plain read costs no more than a copy */
+    LG_READ_ALIGNED = 2  /* as QUEUED, but best from an offset and into memory aligned to 4096 */
+} lg_read_way;
 
 #define LG_STORE_OPS_VERSION 1
 
@@ -123,6 +155,23 @@ typedef struct lg_store_ops {
     lg_status (*map)(lg_file *file, uint64_t offset, size_t bytes, const void **data, void **base, size_t *mapped,
                      lg_error *err);
     void (*unmap)(void *ctx, void *base, size_t mapped);
+
+    /* Optional, all four or none. A queue is used by the thread that opened it
+     * and by no other, nor by a child process. UNSUPPORTED: not here and now;
+     * the library then goes on without. */
+    lg_status (*queue_open)(void *ctx, const lg_queue_spec *spec, lg_queue **out, lg_error *err);
+    /* Begins one operation; never more than `depth` are under way. After an
+     * error it has not begun. Each is what read, write and sync are: all of the
+     * bytes or an error; in any order. */
+    lg_status (*queue_submit)(lg_queue *queue, const lg_queue_op *op, lg_error *err);
+    /* Waits until any operation is done, gives its token and returns its
+     * result. Called only when one is under way. */
+    lg_status (*queue_wait)(lg_queue *queue, uint64_t *token, lg_error *err);
+    /* Nothing is under way any more. */
+    void (*queue_close)(lg_queue *queue);
+
+    /* Optional; without it always LG_READ_QUEUED. `file` is open for reading. */
+    lg_read_way (*read_way)(lg_file *file, uint64_t offset, size_t bytes);
 
     /* A name for messages: the path or URI of the root. */
     const char *(*describe)(void *ctx);

@@ -192,8 +192,11 @@ typedef struct lg__fetch {
     const char *name;           /* for messages */
     lg__part to;                /* the part of the box that is wanted, and its memory */
     const uint64_t *box_offset; /* global; its size is entry->shape */
-    uint64_t begin, end;        /* bytes of the file's data that it spans; set by lg__fetch_run */
-    uint64_t *done;             /* grows by the bytes delivered */
+    /* set by lg__fetch_run */
+    uint64_t begin, end; /* bytes of the file's data that it spans */
+    bool one_run;        /* these bytes go to one range of memory as they are, */
+    int64_t run_to;      /* which is so far behind to.data */
+    uint64_t *done;      /* grows by the bytes delivered */
 } lg__fetch;
 
 /* Reads all fetches (sorts them). Whole blocks are read, each checked before

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/verify.h"
+#include "base/thread.h"
 #include "core/checkpoint.h"
 #include "format/record.h"
+#include "io/buffers.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* Reads everything that a checkpoint's manifest lists, and checks it.
  *
@@ -315,11 +316,11 @@ static void *work_thread(void *arg)
 {
     lg__verify *v = arg;
     /* Without memory the others do the work. */
-    char *buffer = lg__malloc(LG__VERIFY_READ);
-    if (buffer != NULL) {
-        work(v, buffer);
+    lg__buffers buffer = lg__buffers_new(LG__VERIFY_READ);
+    if (buffer.data != NULL) {
+        work(v, buffer.data);
     }
-    lg__free(buffer);
+    lg__buffers_free(&buffer);
     return NULL;
 }
 
@@ -328,25 +329,22 @@ static void *work_thread(void *arg)
 static lg_status check_ranks(lg__verify *v, lg_error *err)
 {
     uint32_t n = v->options.threads;
-    if (n == 0) {
-        long cores = sysconf(_SC_NPROCESSORS_ONLN);
-        n = cores < 1 ? 1 : cores > MAX_THREADS ? MAX_THREADS : (uint32_t)cores;
-    }
+    n = n == 0 ? lg__processors() : n;
     n = n > MAX_THREADS ? MAX_THREADS : n;
-    char *buffer = lg__malloc(LG__VERIFY_READ);
-    if (buffer == NULL) {
+    lg__buffers buffer = lg__buffers_new(LG__VERIFY_READ);
+    if (buffer.data == NULL) {
         return lg__nomem(err);
     }
     pthread_t threads[MAX_THREADS];
     uint32_t started = 0;
-    while (started + 1 < n && pthread_create(&threads[started], NULL, work_thread, v) == 0) {
+    while (started + 1 < n && lg__thread_start(&threads[started], work_thread, v)) {
         started++;
     }
-    work(v, buffer);
+    work(v, buffer.data);
     for (uint32_t i = 0; i < started; i++) {
         pthread_join(threads[i], NULL);
     }
-    lg__free(buffer);
+    lg__buffers_free(&buffer);
     while (v->open != NULL) { /* left when stopped early */
         lg__verify_file *f = v->open;
         v->open = f->next_open;

@@ -7,7 +7,7 @@
 
 #include "core/checkpoint.h"
 
-/* Bytes that one thread reads at a time. */
+/* Bytes that one thread reads at a time, into memory aligned for direct I/O. */
 #define LG__VERIFY_READ ((size_t)1 << 20)
 
 /* A file of a rank whose blocks are being checked, by several threads. */

@@ -18,77 +18,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
-#include <time.h>
 #include <unistd.h>
 
-/* Linux moves at most 2 GiB - 4 KiB a call; whole GiB keep offsets aligned. */
-#define BYTES_PER_CALL ((size_t)1 << 30)
 #define SNAPSHOT_MAX_BYTES ((size_t)1 << 30)
 
-/* ------------------------------------------------------------- system calls */
-
-static void pause_ms(unsigned ms)
-{
-    struct timespec t = {ms / 1000, (long)(ms % 1000) * 1000000};
-    while (nanosleep(&t, &t) != 0 && errno == EINTR) {
-    }
-}
-
-#define REAL_CALLS                                                                            \
-    {                                                                                         \
-        pwrite, pread, fsync, syncfs, fallocate, close, linkat, renameat, renameat2, pause_ms \
-    }
-
-lg__posix_calls lg__posix = REAL_CALLS;
-const lg__posix_calls lg__posix_real = REAL_CALLS;
-
 /* ------------------------------------------------------------------- errors */
-
-/* Texts for messages; names in a root may come from a hostile file. */
-#define SHOWN_BYTES 600
-
-static const char *shown(const char *path, char buf[SHOWN_BYTES])
-{
-    return path[0] == '\0' ? "root" : lg__printable(path, buf, SHOWN_BYTES);
-}
-
-/* "<verb> <path>: <text of os_errno>" */
-static lg_status fail(lg_error *err, int os_errno, const char *verb, const char *path)
-{
-    char buf[SHOWN_BYTES];
-    lg_status st = lg_error_set_errno(err, os_errno, "%s %s", verb, shown(path, buf));
-    /* A file system's time-out is no deadline of ours. */
-    return err->status = st == LG_ERR_TIMEOUT ? LG_ERR_IO : st;
-}
-
-/* The same for an open file, where a name or argument cannot be at fault. */
-static lg_status fail_data(lg_error *err, int os_errno, const char *verb, const char *path, uint64_t offset)
-{
-    char buf[SHOWN_BYTES];
-    lg_status st =
-        lg_error_set_errno(err, os_errno, "%s %s at %llu", verb, shown(path, buf), (unsigned long long)offset);
-    switch (st) {
-    case LG_ERR_NOMEM:
-    case LG_ERR_NO_SPACE:
-    case LG_ERR_PERMISSION:
-    case LG_ERR_READ_ONLY:
-        return st;
-    default:
-        return err->status = LG_ERR_IO;
-    }
-}
-
-static lg_status fail_sync(lg_error *err, int os_errno, const char *path)
-{
-    fail(err, os_errno, "sync", path);
-    return err->status = LG_ERR_NOT_DURABLE;
-}
 
 static const char *kind_of(mode_t mode)
 {
@@ -110,8 +48,9 @@ static const char *kind_of(mode_t mode)
 
 static lg_status fail_kind(lg_error *err, const char *verb, const char *path, mode_t mode, const char *wanted)
 {
-    char buf[SHOWN_BYTES];
-    return lg_error_set(err, LG_ERR_FORMAT, "%s %s: it is %s, not %s", verb, shown(path, buf), kind_of(mode), wanted);
+    char buf[LG__SHOWN_BYTES];
+    return lg_error_set(err, LG_ERR_FORMAT, "%s %s: it is %s, not %s", verb, lg__posix_shown(path, buf), kind_of(mode),
+                        wanted);
 }
 
 /* For an error that may come from a node of the wrong type (a link gives ELOOP
@@ -125,7 +64,7 @@ static lg_status fail_node(lg_error *err, int os_errno, const char *verb, const 
     if (by_type && fstatat(fd, leaf, &st, AT_SYMLINK_NOFOLLOW) == 0 && (st.st_mode & S_IFMT) != wanted) {
         return fail_kind(err, verb, path, st.st_mode, wanted == S_IFDIR ? "a folder" : "a regular file");
     }
-    return fail(err, os_errno, verb, path);
+    return lg__posix_fail(err, os_errno, verb, path);
 }
 
 /* --------------------------------------------------------------------- root */
@@ -133,10 +72,11 @@ static lg_status fail_node(lg_error *err, int os_errno, const char *verb, const 
 typedef struct posix_store {
     lg_store_ops ops; /* own copy: capabilities differ by file system */
     pthread_mutex_t lock;
-    atomic_int root_fd; /* -1 while the root was not there yet */
-    int base_fd;        /* what a relative path is relative to */
-    bool made_root;     /* under lock; by this store */
-    bool sync_parent;   /* under lock; the root's own name may not be durable */
+    atomic_int root_fd;    /* -1 while the root was not there yet */
+    int base_fd;           /* what a relative path is relative to */
+    atomic_bool no_direct; /* writing or reading past the page cache was refused */
+    bool made_root;        /* under lock; by this store */
+    bool sync_parent;      /* under lock; the root's own name may not be durable */
     char path[];
 } posix_store;
 
@@ -196,7 +136,7 @@ static lg_status open_root(posix_store *s, lg_error *err)
     if (e == ENOENT) {
         return root_missing(s, err);
     }
-    return fail(err, e, "open", "");
+    return lg__posix_fail(err, e, "open", "");
 }
 
 static lg_status root(posix_store *s, int *fd, lg_error *err)
@@ -229,7 +169,7 @@ static lg_status posix_make_root(void *ctx, lg_error *err)
         } else if (errno == ENOTDIR) {
             st = lg_error_set(err, LG_ERR_FORMAT, "make the root: a part of the path is not a folder");
         } else {
-            st = fail(err, errno, "make", "");
+            st = lg__posix_fail(err, errno, "make", "");
         }
     }
     /* Another process may have made it a moment ago and not synced its name. */
@@ -296,48 +236,12 @@ static lg_status posix_make_dir(void *ctx, const char *path, lg_error *err)
 {
     place at;
     LG__TRY(go(ctx, path, "make folder", &at, err));
-    lg_status st = mkdirat(at.fd, at.leaf, 0777) == 0 ? LG_OK : fail(err, errno, "make folder", path);
+    lg_status st = mkdirat(at.fd, at.leaf, 0777) == 0 ? LG_OK : lg__posix_fail(err, errno, "make folder", path);
     leave(&at);
     return st;
 }
 
 /* -------------------------------------------------------------------- files */
-
-struct lg_file {
-    int fd;
-    bool writable;
-    atomic_bool sync_failed;
-    atomic_bool unsynced;
-    atomic_uint_least64_t end; /* highest byte written */
-    uint64_t reserved;
-    char path[];
-};
-
-static lg_file *new_file(int fd, bool writable, const char *path)
-{
-    size_t n = strlen(path) + 1;
-    lg_file *f = lg__calloc(1, sizeof *f + n);
-    if (f != NULL) {
-        f->fd = fd;
-        f->writable = writable;
-        memcpy(f->path, path, n);
-    }
-    return f;
-}
-
-/* Reserves space without changing the length, so that a full disk shows now and
- * not after most of the data. Returns an errno. */
-static int reserve(int fd, uint64_t bytes)
-{
-    if (bytes == 0 || bytes > INT64_MAX) {
-        return 0;
-    }
-    int rc;
-    do {
-        rc = lg__posix.fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes);
-    } while (rc != 0 && errno == EINTR);
-    return rc != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG || errno == EIO) ? errno : 0;
-}
 
 static int create_exclusive(const place *at)
 {
@@ -353,15 +257,15 @@ static lg_status posix_create(void *ctx, const char *path, uint64_t bytes, lg_fi
     place at;
     LG__TRY(go(ctx, path, "create", &at, err));
     lg_status st = LG_OK;
-    lg_file *f = new_file(-1, true, path);
+    lg_file *f = lg__posix_file_new(-1, true, bytes, path, &((posix_store *)ctx)->no_direct);
     if (f == NULL) {
         st = lg__nomem(err);
     } else if ((f->fd = create_exclusive(&at)) < 0) {
-        st = fail(err, errno, "create", path);
+        st = lg__posix_fail(err, errno, "create", path);
     } else {
-        int e = reserve(f->fd, bytes);
+        int e = lg__posix_file_reserve(f);
         if (e != 0) {
-            st = fail_data(err, e, "reserve space for", path, bytes);
+            st = lg__posix_fail_data(err, e, "reserve space for", path, bytes);
             unlinkat(at.fd, at.leaf, 0);
             close(f->fd);
         }
@@ -371,7 +275,6 @@ static lg_status posix_create(void *ctx, const char *path, uint64_t bytes, lg_fi
         lg__free(f);
         return st;
     }
-    f->reserved = bytes;
     atomic_store(&f->unsynced, true);
     *out = f;
     return LG_OK;
@@ -391,14 +294,17 @@ static lg_status posix_open(void *ctx, const char *path, lg_file **out, uint64_t
     if (fd < 0) {
         st = fail_node(err, errno, "open", path, at.fd, at.leaf, S_IFREG);
     } else if (fstat(fd, &node) != 0) {
-        st = fail(err, errno, "open", path);
+        st = lg__posix_fail(err, errno, "open", path);
     } else if (!S_ISREG(node.st_mode)) {
         st = fail_kind(err, "open", path, node.st_mode, "a regular file");
     } else if (fcntl(fd, F_SETFL, 0) != 0) { /* some file systems heed O_NONBLOCK on files */
-        st = fail(err, errno, "open", path);
+        st = lg__posix_fail(err, errno, "open", path);
     }
     leave(&at);
-    lg_file *f = st == LG_OK ? new_file(fd, false, path) : NULL;
+    lg_file *f = NULL;
+    if (st == LG_OK) {
+        f = lg__posix_file_new(fd, false, (uint64_t)node.st_size, path, &((posix_store *)ctx)->no_direct);
+    }
     if (st == LG_OK && f == NULL) {
         st = lg__nomem(err);
     }
@@ -411,118 +317,6 @@ static lg_status posix_open(void *ctx, const char *path, lg_file **out, uint64_t
     *bytes = (uint64_t)node.st_size;
     *out = f;
     return LG_OK;
-}
-
-static lg_status check_range(const lg_file *f, bool write, uint64_t bytes, uint64_t offset, lg_error *err)
-{
-    char buf[SHOWN_BYTES];
-    const char *verb = write ? "write" : "read";
-    LG__RETURN_IF(f->writable != write, err, LG_ERR_INVALID, "%s %s: the file is open for %s only", verb,
-                  shown(f->path, buf), write ? "reading" : "writing");
-    LG__RETURN_IF(offset > INT64_MAX || bytes > INT64_MAX - offset, err, LG_ERR_INVALID,
-                  "%s %s: offset %llu is out of range", verb, shown(f->path, buf), (unsigned long long)offset);
-    return LG_OK;
-}
-
-/* Shared file systems return these for a moment while a server restarts. A few
- * more tries of the same bytes at the same place do no harm. Syncs are never
- * tried again: see docs/stores.md. */
-static bool try_again(int os_errno, unsigned *tries)
-{
-    static const unsigned wait_ms[] = {20, 80, 320};
-    if ((os_errno != EIO && os_errno != EAGAIN && os_errno != ESTALE) || *tries >= sizeof wait_ms / sizeof wait_ms[0]) {
-        return false;
-    }
-    lg__posix.pause_ms(wait_ms[(*tries)++]);
-    return true;
-}
-
-/* Returns 0 or an errno; *done is how far it came. */
-static int write_all(int fd, const void *data, size_t bytes, uint64_t offset, size_t *done)
-{
-    unsigned tries = 0;
-    *done = 0;
-    while (*done < bytes) {
-        size_t n = bytes - *done < BYTES_PER_CALL ? bytes - *done : BYTES_PER_CALL;
-        ssize_t w = lg__posix.pwrite(fd, (const char *)data + *done, n, (off_t)(offset + *done));
-        if (w > 0) {
-            *done += (size_t)w;
-            continue;
-        }
-        int e = w == 0 ? EIO : errno;
-        if (e != EINTR && !try_again(e, &tries)) {
-            return e;
-        }
-    }
-    return 0;
-}
-
-static lg_status posix_write(lg_file *f, const void *data, size_t bytes, uint64_t offset, lg_error *err)
-{
-    LG__TRY(check_range(f, true, bytes, offset, err));
-    atomic_store(&f->unsynced, true);
-    size_t done;
-    int e = write_all(f->fd, data, bytes, offset, &done);
-    uint64_t end = offset + done, before = atomic_load(&f->end);
-    while (end > before && !atomic_compare_exchange_weak(&f->end, &before, end)) {
-    }
-    return e == 0 ? LG_OK : fail_data(err, e, "write", f->path, offset + done);
-}
-
-static lg_status posix_read(lg_file *f, void *data, size_t bytes, uint64_t offset, lg_error *err)
-{
-    LG__TRY(check_range(f, false, bytes, offset, err));
-    unsigned tries = 0;
-    for (size_t done = 0; done < bytes;) {
-        size_t n = bytes - done < BYTES_PER_CALL ? bytes - done : BYTES_PER_CALL;
-        ssize_t r = lg__posix.pread(f->fd, (char *)data + done, n, (off_t)(offset + done));
-        if (r > 0) {
-            done += (size_t)r;
-        } else if (r == 0) {
-            char buf[SHOWN_BYTES];
-            return lg_error_set(
-                err, LG_ERR_CORRUPT, "read %s: the file ends at or before byte %llu, wanted %zu bytes at %llu",
-                shown(f->path, buf), (unsigned long long)(offset + done), bytes, (unsigned long long)offset);
-        } else if (errno != EINTR && !try_again(errno, &tries)) {
-            return fail_data(err, errno, "read", f->path, offset + done);
-        }
-    }
-    return LG_OK;
-}
-
-static lg_status posix_sync(lg_file *f, lg_error *err)
-{
-    /* The kernel reports a failed write-back once and then forgets it. */
-    if (atomic_load(&f->sync_failed)) {
-        char buf[SHOWN_BYTES];
-        return lg_error_set(err, LG_ERR_NOT_DURABLE, "sync %s: it failed before", shown(f->path, buf));
-    }
-    uint64_t end = atomic_load(&f->end);
-    if (f->writable && f->reserved > end && ftruncate(f->fd, (off_t)end) == 0) {
-        f->reserved = end; /* what was reserved too much is given back */
-    }
-    atomic_store(&f->unsynced, false);
-    int rc;
-    do {
-        rc = lg__posix.fsync(f->fd);
-    } while (rc != 0 && errno == EINTR);
-    if (rc == 0) {
-        return LG_OK;
-    }
-    atomic_store(&f->sync_failed, true);
-    return fail_sync(err, errno, f->path);
-}
-
-static lg_status posix_close(lg_file *f, lg_error *err)
-{
-    lg_status st = LG_OK;
-    /* Linux frees the descriptor in any case. What EINTR leaves open, a sync
-     * before has settled. */
-    if (lg__posix.close(f->fd) != 0 && (errno != EINTR || (f->writable && atomic_load(&f->unsynced)))) {
-        st = fail_data(err, errno, "close", f->path, atomic_load(&f->end));
-    }
-    lg__free(f);
-    return st;
 }
 
 /* ------------------------------------------------------------ durable names */
@@ -574,12 +368,12 @@ static lg_status posix_sync_dir(void *ctx, const char *path, lg_error *err)
         LG__TRY(st);
         int e = sync_folder(fd);
         close(fd);
-        return e == 0 ? LG_OK : fail_sync(err, e, path);
+        return e == 0 ? LG_OK : lg__posix_fail_sync(err, e, path);
     }
     LG__TRY(root(s, &fd, err));
     int e = sync_folder(fd);
     if (e != 0) {
-        return fail_sync(err, e, path);
+        return lg__posix_fail_sync(err, e, path);
     }
     pthread_mutex_lock(&s->lock);
     if (s->sync_parent) {
@@ -587,7 +381,7 @@ static lg_status posix_sync_dir(void *ctx, const char *path, lg_error *err)
         s->sync_parent = e != 0;
     }
     pthread_mutex_unlock(&s->lock);
-    return e == 0 ? LG_OK : fail_sync(err, e, "the root's parent folder");
+    return e == 0 ? LG_OK : lg__posix_fail_sync(err, e, "the root's parent folder");
 }
 
 /* --------------------------------------------------------------------- list */
@@ -631,7 +425,7 @@ static lg_status posix_list(void *ctx, const char *path, int (*fn)(const lg_node
     if (dir == NULL) {
         int e = errno;
         close(fd);
-        return fail(err, e, "list", path);
+        return lg__posix_fail(err, e, "list", path);
     }
     lg__buf names;
     lg__buf_init(&names, SNAPSHOT_MAX_BYTES);
@@ -650,7 +444,7 @@ static lg_status posix_list(void *ctx, const char *path, int (*fn)(const lg_node
     closedir(dir);
     if (e != 0) {
         lg__buf_free(&names);
-        return fail(err, e, "list", path);
+        return lg__posix_fail(err, e, "list", path);
     }
     return lg__snapshot_visit(&names, fn, arg, err);
 }
@@ -692,8 +486,9 @@ static int rename_no_replace(const place *a, const place *b)
 
 static lg_status fail_rename(lg_error *err, int os_errno, const char *from, const char *to)
 {
-    char a[SHOWN_BYTES], b[SHOWN_BYTES];
-    lg_status st = lg_error_set_errno(err, os_errno, "rename %s to %s", shown(from, a), shown(to, b));
+    char a[LG__SHOWN_BYTES], b[LG__SHOWN_BYTES];
+    lg_status st =
+        lg_error_set_errno(err, os_errno, "rename %s to %s", lg__posix_shown(from, a), lg__posix_shown(to, b));
     return err->status = st == LG_ERR_TIMEOUT ? LG_ERR_IO : st;
 }
 
@@ -788,29 +583,24 @@ static lg_status posix_put_new(void *ctx, const char *path, const void *data, si
     LG__TRY(go(ctx, path, "create", &at, err));
     place temporary = {.fd = at.fd, .leaf = name};
     lg_status st = LG_OK;
-    int fd = create_exclusive(&temporary);
-    if (fd < 0) {
-        st = fail(err, errno, "create", path);
+    lg_file *f = lg__posix_file_new(-1, true, 0, path, NULL);
+    if (f == NULL || (f->fd = create_exclusive(&temporary)) < 0) {
+        st = f == NULL ? lg__nomem(err) : lg__posix_fail(err, errno, "create", path);
+        lg__free(f);
         leave(&at);
         return st;
     }
-    size_t done;
-    int e = write_all(fd, data, bytes, 0, &done);
-    if (e != 0) {
-        st = fail_data(err, e, "write", path, done);
-    }
+    st = lg__posix_write(f, data, bytes, 0, err);
     if (st == LG_OK) {
-        int rc;
-        do {
-            rc = lg__posix.fsync(fd);
-        } while (rc != 0 && errno == EINTR);
-        st = rc == 0 ? LG_OK : fail_sync(err, errno, path);
+        st = lg__posix_sync(f, err);
     }
-    if (st == LG_OK && (e = publish(&at, &temporary, fd)) != 0) {
-        st = fail(err, e, "create", path);
+    int e = st == LG_OK ? publish(&at, &temporary, f->fd) : 0;
+    if (e != 0) {
+        st = lg__posix_fail(err, e, "create", path);
     }
     unlinkat(temporary.fd, temporary.leaf, 0); /* gone already if it was renamed */
-    close(fd);                                 /* synced before: nothing left to fail */
+    close(f->fd);                              /* synced before: nothing left to fail */
+    lg__free(f);
     leave(&at);
     return st;
 }
@@ -827,7 +617,7 @@ static lg_status posix_remove_file(void *ctx, const char *path, lg_error *err)
         struct stat node;
         bool folder = (e == EISDIR || e == EPERM) && fstatat(at.fd, at.leaf, &node, AT_SYMLINK_NOFOLLOW) == 0 &&
                       S_ISDIR(node.st_mode);
-        st = folder ? fail_kind(err, "remove", path, S_IFDIR, "a file") : fail(err, e, "remove", path);
+        st = folder ? fail_kind(err, "remove", path, S_IFDIR, "a file") : lg__posix_fail(err, e, "remove", path);
     }
     leave(&at);
     return st;
@@ -844,48 +634,6 @@ static lg_status posix_remove_dir(void *ctx, const char *path, lg_error *err)
     }
     leave(&at);
     return st;
-}
-
-/* ---------------------------------------------------------------------- map */
-
-static lg_status posix_map(lg_file *f, uint64_t offset, size_t bytes, const void **data, void **base, size_t *mapped,
-                           lg_error *err)
-{
-    char buf[SHOWN_BYTES];
-    LG__TRY(check_range(f, false, bytes, offset, err));
-    struct stat st;
-    if (fstat(f->fd, &st) != 0) {
-        return fail_data(err, errno, "map", f->path, offset);
-    }
-    /* Touching a page behind the end is a SIGBUS. */
-    LG__RETURN_IF(offset + bytes > (uint64_t)st.st_size, err, LG_ERR_CORRUPT,
-                  "map %s: the file ends at byte %lld, wanted %zu bytes at %llu", shown(f->path, buf),
-                  (long long)st.st_size, bytes, (unsigned long long)offset);
-    if (bytes == 0) {
-        *data = "";
-        *base = NULL;
-        *mapped = 0;
-        return LG_OK;
-    }
-    uint64_t start = offset - offset % (uint64_t)sysconf(_SC_PAGESIZE);
-    size_t lead = (size_t)(offset - start);
-    LG__RETURN_IF(bytes > SIZE_MAX - lead, err, LG_ERR_NOMEM, "map %s: %zu bytes", shown(f->path, buf), bytes);
-    void *p = mmap(NULL, bytes + lead, PROT_READ, MAP_SHARED, f->fd, (off_t)start);
-    if (p == MAP_FAILED) {
-        return fail_data(err, errno, "map", f->path, offset);
-    }
-    *data = (const char *)p + lead;
-    *base = p;
-    *mapped = bytes + lead;
-    return LG_OK;
-}
-
-static void posix_unmap(void *ctx, void *base, size_t mapped)
-{
-    (void)ctx;
-    if (base != NULL) {
-        munmap(base, mapped);
-    }
 }
 
 /* --------------------------------------------------------------- life cycle */
@@ -932,15 +680,16 @@ static bool parent_can_no_replace(const posix_store *s)
 
 static const lg_store_ops table = {
     .version = LG_STORE_OPS_VERSION,
-    .caps = LG_CAP_RENAME_DIR | LG_CAP_SYNC_DIR | LG_CAP_RANGE_READ | LG_CAP_CONDITIONAL_CREATE | LG_CAP_MAP,
+    .caps = LG_CAP_RENAME_DIR | LG_CAP_SYNC_DIR | LG_CAP_DIRECT_IO | LG_CAP_RANGE_READ | LG_CAP_CONDITIONAL_CREATE |
+            LG_CAP_MAP,
     .make_root = posix_make_root,
     .make_dir = posix_make_dir,
     .create = posix_create,
     .open = posix_open,
-    .write = posix_write,
-    .read = posix_read,
-    .sync = posix_sync,
-    .close = posix_close,
+    .write = lg__posix_write,
+    .read = lg__posix_read,
+    .sync = lg__posix_sync,
+    .close = lg__posix_close,
     .sync_dir = posix_sync_dir,
     .list = posix_list,
     .rename_dir = posix_rename_dir,
@@ -948,8 +697,13 @@ static const lg_store_ops table = {
     .put_new = posix_put_new,
     .remove_file = posix_remove_file,
     .remove_dir = posix_remove_dir,
-    .map = posix_map,
-    .unmap = posix_unmap,
+    .map = lg__posix_map,
+    .unmap = lg__posix_unmap,
+    .queue_open = lg__posix_queue_open,
+    .queue_submit = lg__posix_queue_submit,
+    .queue_wait = lg__posix_queue_wait,
+    .queue_close = lg__posix_queue_close,
+    .read_way = lg__posix_read_way,
     .describe = posix_describe,
     .destroy = posix_destroy,
 };
@@ -967,7 +721,7 @@ lg_status lg__posix_store_open(const char *path, lg_store **out, lg_error *err)
     pthread_mutex_init(&s->lock, NULL);
     /* Kept, so that a relative path means the same folder after a chdir. */
     s->base_fd = open(path[0] == '/' ? "/" : ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    lg_status st = s->base_fd >= 0 ? LG_OK : fail(err, errno, "open the folder that holds", path);
+    lg_status st = s->base_fd >= 0 ? LG_OK : lg__posix_fail(err, errno, "open the folder that holds", path);
     bool no_replace = false;
     if (st == LG_OK) {
         lg_error why = LG_ERROR_INIT;

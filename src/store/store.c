@@ -14,7 +14,9 @@ static bool table_complete(const lg_store_ops *o)
     return o->make_root && o->make_dir && o->create && o->open && o->write && o->read && o->sync && o->close &&
            o->list && o->rename_file && o->remove_file && o->remove_dir && o->describe &&
            (o->rename_dir || !(o->caps & LG_CAP_RENAME_DIR)) && (o->sync_dir || !(o->caps & LG_CAP_SYNC_DIR)) &&
-           (o->put_new || !(o->caps & LG_CAP_CONDITIONAL_CREATE)) && ((o->map && o->unmap) || !(o->caps & LG_CAP_MAP));
+           (o->put_new || !(o->caps & LG_CAP_CONDITIONAL_CREATE)) &&
+           ((o->map && o->unmap) || !(o->caps & LG_CAP_MAP)) &&
+           (!o->queue_open || (o->queue_submit && o->queue_wait && o->queue_close));
 }
 
 lg_status lg_store_create(const lg_store_ops *ops, void *ctx, lg_store **out, lg_error *err)
@@ -57,7 +59,7 @@ const char *lg__store_name(const lg_store *s) { return s->ops->describe(s->ctx);
 
 /* Every result passes through here. A store of somebody else's that returned a
  * status without filling `err` still gets a message. */
-static lg_status result(const lg_store *s, lg_status st, const char *what, lg_error *err)
+lg_status lg__store_result(const lg_store *s, lg_status st, const char *what, lg_error *err)
 {
     if (st == LG_OK) {
         return LG_OK;
@@ -93,45 +95,45 @@ static lg_status lacks(const lg_store *s, const char *what, lg_error *err)
 
 lg_status lg__store_make_root(lg_store *s, lg_error *err)
 {
-    return result(s, s->ops->make_root(s->ctx, err), "make the root", err);
+    return lg__store_result(s, s->ops->make_root(s->ctx, err), "make the root", err);
 }
 
 lg_status lg__store_make_dir(lg_store *s, const char *path, lg_error *err)
 {
     LG__TRY(check_path(s, path, err));
-    return result(s, s->ops->make_dir(s->ctx, path, err), "make a folder", err);
+    return lg__store_result(s, s->ops->make_dir(s->ctx, path, err), "make a folder", err);
 }
 
 lg_status lg__store_create(lg_store *s, const char *path, uint64_t bytes, lg_file **out, lg_error *err)
 {
     LG__TRY(check_path(s, path, err));
-    return result(s, s->ops->create(s->ctx, path, bytes, out, err), "create", err);
+    return lg__store_result(s, s->ops->create(s->ctx, path, bytes, out, err), "create", err);
 }
 
 lg_status lg__store_open_file(lg_store *s, const char *path, lg_file **out, uint64_t *bytes, lg_error *err)
 {
     LG__TRY(check_path(s, path, err));
-    return result(s, s->ops->open(s->ctx, path, out, bytes, err), "open", err);
+    return lg__store_result(s, s->ops->open(s->ctx, path, out, bytes, err), "open", err);
 }
 
 lg_status lg__store_write(lg_store *s, lg_file *f, const void *data, size_t bytes, uint64_t offset, lg_error *err)
 {
-    return result(s, s->ops->write(f, data, bytes, offset, err), "write", err);
+    return lg__store_result(s, s->ops->write(f, data, bytes, offset, err), "write", err);
 }
 
 lg_status lg__store_read(lg_store *s, lg_file *f, void *data, size_t bytes, uint64_t offset, lg_error *err)
 {
-    return result(s, s->ops->read(f, data, bytes, offset, err), "read", err);
+    return lg__store_result(s, s->ops->read(f, data, bytes, offset, err), "read", err);
 }
 
 lg_status lg__store_sync(lg_store *s, lg_file *f, lg_error *err)
 {
-    return result(s, s->ops->sync(f, err), "sync", err);
+    return lg__store_result(s, s->ops->sync(f, err), "sync", err);
 }
 
 lg_status lg__store_close(lg_store *s, lg_file *f, lg_error *err)
 {
-    return f == NULL ? LG_OK : result(s, s->ops->close(f, err), "close", err);
+    return f == NULL ? LG_OK : lg__store_result(s, s->ops->close(f, err), "close", err);
 }
 
 lg_status lg__store_sync_dir(lg_store *s, const char *path, lg_error *err)
@@ -140,13 +142,13 @@ lg_status lg__store_sync_dir(lg_store *s, const char *path, lg_error *err)
     if (!lg__store_can(s, LG_CAP_SYNC_DIR)) {
         return LG_OK;
     }
-    return result(s, s->ops->sync_dir(s->ctx, path, err), "sync a folder", err);
+    return lg__store_result(s, s->ops->sync_dir(s->ctx, path, err), "sync a folder", err);
 }
 
 lg_status lg__store_list(lg_store *s, const char *path, int (*fn)(const lg_node *, void *), void *arg, lg_error *err)
 {
     LG__TRY(check_folder(s, path, err));
-    return result(s, s->ops->list(s->ctx, path, fn, arg, err), "list", err);
+    return lg__store_result(s, s->ops->list(s->ctx, path, fn, arg, err), "list", err);
 }
 
 lg_status lg__store_rename_dir(lg_store *s, const char *from, const char *to, lg_error *err)
@@ -156,7 +158,7 @@ lg_status lg__store_rename_dir(lg_store *s, const char *from, const char *to, lg
     if (!lg__store_can(s, LG_CAP_RENAME_DIR)) {
         return lacks(s, "rename folders", err);
     }
-    return result(s, s->ops->rename_dir(s->ctx, from, to, err), "rename a folder", err);
+    return lg__store_result(s, s->ops->rename_dir(s->ctx, from, to, err), "rename a folder", err);
 }
 
 lg_status lg__store_rename_file(lg_store *s, const char *from, const char *to, lg_error *err)
@@ -169,7 +171,7 @@ lg_status lg__store_rename_file(lg_store *s, const char *from, const char *to, l
         return lg_error_set(err, LG_ERR_INVALID, "%s: rename %s to %s: not in the same folder", lg__store_name(s), from,
                             to);
     }
-    return result(s, s->ops->rename_file(s->ctx, from, to, err), "rename a file", err);
+    return lg__store_result(s, s->ops->rename_file(s->ctx, from, to, err), "rename a file", err);
 }
 
 lg_status lg__store_put_new(lg_store *s, const char *path, const void *data, size_t bytes, lg_error *err)
@@ -178,7 +180,7 @@ lg_status lg__store_put_new(lg_store *s, const char *path, const void *data, siz
     if (!lg__store_can(s, LG_CAP_CONDITIONAL_CREATE)) {
         return lacks(s, "create files all or nothing", err);
     }
-    return result(s, s->ops->put_new(s->ctx, path, data, bytes, err), "put a new file", err);
+    return lg__store_result(s, s->ops->put_new(s->ctx, path, data, bytes, err), "put a new file", err);
 }
 
 static lg_status removed(const lg_store *s, lg_status st, const lg_error *why, lg_error *err)
@@ -187,7 +189,7 @@ static lg_status removed(const lg_store *s, lg_status st, const lg_error *why, l
         return LG_OK;
     }
     *err = *why;
-    return result(s, st, "remove", err);
+    return lg__store_result(s, st, "remove", err);
 }
 
 lg_status lg__store_remove_file(lg_store *s, const char *path, lg_error *err)
@@ -212,7 +214,12 @@ lg_status lg__store_map(lg_store *s, lg_file *f, uint64_t offset, size_t bytes, 
     if (!lg__store_can(s, LG_CAP_MAP)) {
         return lacks(s, "map files", err);
     }
-    return result(s, s->ops->map(f, offset, bytes, data, base, mapped, err), "map", err);
+    return lg__store_result(s, s->ops->map(f, offset, bytes, data, base, mapped, err), "map", err);
+}
+
+lg_read_way lg__store_read_way(lg_store *s, lg_file *f, uint64_t offset, size_t bytes)
+{
+    return s->ops->read_way != NULL ? s->ops->read_way(f, offset, bytes) : LG_READ_QUEUED;
 }
 
 void lg__store_unmap(lg_store *s, void *base, size_t mapped)

@@ -39,6 +39,11 @@ lg_status lg__store_remove_dir(lg_store *s, const char *path, lg_error *err);  /
 lg_status lg__store_map(lg_store *s, lg_file *f, uint64_t offset, size_t bytes, const void **data, void **base,
                         size_t *mapped, lg_error *err);
 void lg__store_unmap(lg_store *s, void *base, size_t mapped);
+lg_read_way lg__store_read_way(lg_store *s, lg_file *f, uint64_t offset, size_t bytes);
+
+/* What every wrapper passes a result through: puts the root's name before an
+ * error, and a message where the store gave none. */
+lg_status lg__store_result(const lg_store *s, lg_status st, const char *what, lg_error *err);
 
 /* Reads a whole small file into `out` (emptied first); LG_ERR_LIMIT if it is
  * longer than out->max. */

@@ -1,0 +1,443 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Saving and loading against what the disk and the memory can do.
+ *
+ *   io [--mib N] [--tensors N] [--small] [--pairs N] [--dir DIR] [--json]
+ *
+ * One process, one state (N MiB in equal F32 tensors, default 512 in 64; with
+ * --small 20,000 tensors of 4 KiB). In each round, one after the other:
+ *   raw write   the same number of bytes into one new, preallocated file with
+ *               O_DIRECT, 1 MiB blocks, 4 under way, then fsync
+ *   save        lg_save_begin to lg_save_commit: durable, digested, committed
+ *   raw read    that file, O_DIRECT, 1 MiB blocks, 4 under way
+ *   cold load   lg_load of everything, every block verified; the files were
+ *               dropped from the page cache before (and all of it, as root)
+ *   memcpy      the bytes, between memory that was touched before
+ *   warm load   as cold load, with the files in the page cache
+ * The order of save and raw write, and of load and raw read, changes from
+ * round to round. A ratio is a round's raw time over its own time; its interval
+ * is the 95 % one of the median, by bootstrap over the rounds. Where it is wider
+ * than a fifth of the median the table says so. */
+
+#include "base/json.h"
+#include "base/thread.h"
+#include "io/choice.h"
+
+#include <lastgood/backend.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MIB ((size_t)1 << 20)
+#define RAW_DEPTH 4
+#define MAX_ROUNDS 1000
+
+enum { RAW_WRITE, SAVE, RAW_READ, COLD, COPY, WARM, N_KINDS };
+static const char *const kinds[N_KINDS] = {"raw write", "save", "raw read", "cold load", "memcpy", "warm load"};
+
+typedef struct state {
+    size_t n, each, bytes; /* tensors, bytes of one, of all */
+    char *data, *other;    /* what is saved, what is loaded into */
+    char (*names)[48];
+} state;
+
+static _Noreturn void die(const char *what, const lg_error *err)
+{
+    fprintf(stderr, "io: %s: %s\n", what, err != NULL ? err->message : strerror(errno));
+    exit(1);
+}
+
+#define MUST(call)              \
+    do {                        \
+        if ((call) != LG_OK) {  \
+            die(#call, &error); \
+        }                       \
+    } while (0)
+
+typedef struct took {
+    double seconds, cpu; /* by the clock; of processors */
+} took;
+
+static took now(void)
+{
+    struct timespec t, c;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &c);
+    return (took){(double)t.tv_sec + (double)t.tv_nsec * 1e-9, (double)c.tv_sec + (double)c.tv_nsec * 1e-9};
+}
+
+static took since(took start)
+{
+    took end = now();
+    return (took){end.seconds - start.seconds, end.cpu - start.cpu};
+}
+
+/* ---------------------------------------------------------------------- raw */
+
+typedef struct raw {
+    int fd;
+    bool write;
+    size_t bytes;       /* a multiple of MIB */
+    atomic_size_t next; /* block */
+    atomic_bool failed;
+} raw;
+
+static void *raw_work(void *arg)
+{
+    raw *r = arg;
+    char *block = aligned_alloc(4096, MIB);
+    memset(block, 1, MIB);
+    for (size_t at; (at = atomic_fetch_add(&r->next, MIB)) < r->bytes;) {
+        ssize_t n = r->write ? pwrite(r->fd, block, MIB, (off_t)at) : pread(r->fd, block, MIB, (off_t)at);
+        if (n != (ssize_t)MIB) {
+            atomic_store(&r->failed, true);
+        }
+    }
+    free(block);
+    return NULL;
+}
+
+static took raw_run(const char *path, size_t bytes, bool write)
+{
+    raw r = {.write = write, .bytes = (bytes + MIB - 1) / MIB * MIB};
+    if (write) {
+        unlink(path);
+    }
+    int flags = write ? O_WRONLY | O_CREAT | O_EXCL : O_RDONLY;
+    took start = now();
+    r.fd = open(path, flags | O_DIRECT | O_CLOEXEC, 0600);
+    if (r.fd < 0 || (write && posix_fallocate(r.fd, 0, (off_t)r.bytes) != 0)) {
+        die(path, NULL);
+    }
+    pthread_t threads[RAW_DEPTH];
+    for (int i = 0; i < RAW_DEPTH; i++) {
+        if (!lg__thread_start(&threads[i], raw_work, &r)) {
+            die("thread", NULL);
+        }
+    }
+    for (int i = 0; i < RAW_DEPTH; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    if (atomic_load(&r.failed) || (write && fsync(r.fd) != 0)) {
+        die(path, NULL);
+    }
+    close(r.fd);
+    return since(start);
+}
+
+/* ----------------------------------------------------------------- lastgood */
+
+static took save(const state *st, lg_session *session, uint64_t step)
+{
+    lg_error error = LG_ERROR_INIT, *err = &error;
+    lg_save *s = NULL;
+    const uint64_t shape[] = {st->each / 4};
+    took start = now();
+    MUST(lg_save_begin(session, step, NULL, &s, err));
+    for (size_t i = 0; i < st->n; i++) {
+        lg_tensor t = LG_TENSOR_INIT;
+        t.name = st->names[i], t.dtype = LG_F32, t.ndim = 1, t.shape = shape, t.data = st->data + i * st->each;
+        t.group = i % 3 == 0 ? LG_GROUP_MODEL : LG_GROUP_OPTIM;
+        MUST(lg_save_tensor(s, &t, err));
+    }
+    MUST(lg_save_commit(s, NULL, err));
+    return since(start);
+}
+
+static took load(const state *st, const char *where)
+{
+    lg_error error = LG_ERROR_INIT, *err = &error;
+    lg_checkpoint *c = NULL;
+    lg_load *l = NULL;
+    const uint64_t shape[] = {st->each / 4};
+    took start = now();
+    MUST(lg_checkpoint_open(where, &c, err));
+    MUST(lg_load_begin(c, 0, &l, err));
+    for (size_t i = 0; i < st->n; i++) {
+        lg_target t = LG_TARGET_INIT;
+        t.name = st->names[i], t.dtype = LG_F32, t.ndim = 1, t.shape = shape, t.data = st->other + i * st->each;
+        MUST(lg_load_tensor(l, &t, err));
+    }
+    MUST(lg_load_run(l, err));
+    took t = since(start);
+    lg_load_free(l);
+    lg_checkpoint_close(c);
+    if (memcmp(st->data, st->other, st->bytes) != 0) {
+        die("what was loaded is not what was saved", &(lg_error){.message = "wrong"});
+    }
+    return t;
+}
+
+/* -------------------------------------------------------------------- cache */
+
+static void in_folders(const char *dir, void (*fn)(const char *path), int depth)
+{
+    DIR *d = opendir(dir);
+    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+        char path[5000];
+        snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
+        if (e->d_name[0] != '.' && depth > 0) {
+            in_folders(path, fn, depth - 1);
+        }
+        fn(path);
+    }
+    if (d != NULL) {
+        closedir(d);
+    }
+}
+
+static void drop(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd >= 0) {
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        close(fd);
+    }
+}
+
+static void warm(const char *path)
+{
+    static char block[1 << 20];
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    while (fd >= 0 && read(fd, block, sizeof block) > 0) {
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+static void drop_all(const char *dir)
+{
+    in_folders(dir, drop, 2);
+    int fd = open("/proc/sys/vm/drop_caches", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        if (write(fd, "1", 1) != 1) {
+            errno = 0; /* only root may */
+        }
+        close(fd);
+    }
+}
+
+/* --------------------------------------------------------------- statistics */
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double median(const double *values, size_t n)
+{
+    double sorted[MAX_ROUNDS];
+    memcpy(sorted, values, n * sizeof *values);
+    qsort(sorted, n, sizeof *sorted, compare);
+    return n % 2 == 1 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+}
+
+/* 95 % interval of the median. */
+static void interval(const double *values, size_t n, double *low, double *high)
+{
+    enum { DRAWS = 2000 };
+    static double medians[DRAWS];
+    double drawn[MAX_ROUNDS];
+    uint64_t seed = 1;
+    for (size_t i = 0; i < DRAWS; i++) {
+        for (size_t k = 0; k < n; k++) {
+            seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
+            drawn[k] = values[(seed >> 33) % n];
+        }
+        medians[i] = median(drawn, n);
+    }
+    qsort(medians, DRAWS, sizeof *medians, compare);
+    *low = medians[DRAWS / 40];
+    *high = medians[DRAWS - 1 - DRAWS / 40];
+}
+
+static void report(const state *st, double (*seconds)[MAX_ROUNDS], double (*cpu)[MAX_ROUNDS], size_t n, bool as_json)
+{
+    static const int pairs[][2] = {{SAVE, RAW_WRITE}, {COLD, RAW_READ}, {WARM, COPY}};
+    double gb = (double)st->bytes / 1e9;
+    const char *engine = lg__io_engine_name(lg__io_wanted_engine());
+    json_t *out = json_pack("{s:I,s:I,s:I,s:s,s:{},s:{},s:{}}", "bytes", (json_int_t)st->bytes, "tensors",
+                            (json_int_t)st->n, "rounds", (json_int_t)n, "engine", engine, "seconds", "cpu", "ratios");
+    if (!as_json) {
+        printf("%zu tensors, %.1f MB, %zu rounds, engine %s\n\n", st->n, gb * 1000, n, engine);
+        printf("%-12s %10s %10s %10s\n", "", "median s", "GB/s", "cpu s");
+    }
+    for (int k = 0; k < N_KINDS; k++) {
+        double m = median(seconds[k], n);
+        json_object_set_new(json_object_get(out, "seconds"), kinds[k], json_real(m));
+        json_object_set_new(json_object_get(out, "cpu"), kinds[k], json_real(median(cpu[k], n)));
+        if (!as_json) {
+            printf("%-12s %10.4f %10.2f %10.4f\n", kinds[k], m, gb / m, median(cpu[k], n));
+        }
+    }
+    if (!as_json) {
+        printf("\n%-24s %8s   %s\n", "ratio of speeds", "median", "95 % interval");
+    }
+    for (size_t p = 0; p < sizeof pairs / sizeof *pairs; p++) {
+        double ratios[MAX_ROUNDS], low, high;
+        for (size_t i = 0; i < n; i++) {
+            ratios[i] = seconds[pairs[p][1]][i] / seconds[pairs[p][0]][i];
+        }
+        double m = median(ratios, n);
+        interval(ratios, n, &low, &high);
+        bool resolved = high - low <= 0.2 * m;
+        char name[64];
+        snprintf(name, sizeof name, "%s / %s", kinds[pairs[p][0]], kinds[pairs[p][1]]);
+        json_object_set_new(
+            json_object_get(out, "ratios"), name,
+            json_pack("{s:f,s:f,s:f,s:b}", "median", m, "low", low, "high", high, "resolved", resolved));
+        if (!as_json) {
+            printf("%-24s %8.2f   %.2f to %.2f%s\n", name, m, low, high, resolved ? "" : "  (not resolved)");
+        }
+    }
+    if (as_json) {
+        json_dumpf(out, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+        putchar('\n');
+    }
+    json_decref(out);
+}
+
+/* --------------------------------------------------------------------- main */
+
+static void remove_path(const char *path)
+{
+    if (strcmp(path + strlen(path) - 2, "/.") != 0 && strcmp(path + strlen(path) - 3, "/..") != 0) {
+        if (unlink(path) != 0) {
+            rmdir(path);
+        }
+    }
+}
+
+static void remove_root(const char *dir)
+{
+    in_folders(dir, remove_path, 2);
+    rmdir(dir);
+}
+
+/* Retention would be part of a save, but not of its way to the disk. */
+static void remove_checkpoints(const char *root)
+{
+    DIR *d = opendir(root);
+    for (struct dirent *e; d != NULL && (e = readdir(d)) != NULL;) {
+        if (strncmp(e->d_name, "step-", 5) == 0) {
+            char path[4400];
+            snprintf(path, sizeof path, "%s/%s", root, e->d_name);
+            remove_root(path);
+        }
+    }
+    if (d != NULL) {
+        closedir(d);
+    }
+}
+
+static char *touched(size_t bytes)
+{
+    char *p = malloc(bytes);
+    if (p == NULL) {
+        die("memory", NULL);
+    }
+    for (size_t i = 0; i < bytes; i += 8) {
+        uint64_t v = i * UINT64_C(0x9e3779b97f4a7c15);
+        memcpy(p + i, &v, 8);
+    }
+    return p;
+}
+
+int main(int argc, char **argv)
+{
+    size_t mib = 512, n_tensors = 64, rounds = 10;
+    bool small = false, as_json = false;
+    const char *base = getenv("TMPDIR") != NULL ? getenv("TMPDIR") : "/tmp";
+    static const struct option options[] = {{"mib", 1, NULL, 'm'},   {"tensors", 1, NULL, 't'}, {"small", 0, NULL, 's'},
+                                            {"pairs", 1, NULL, 'p'}, {"dir", 1, NULL, 'd'},     {"json", 0, NULL, 'j'},
+                                            {NULL, 0, NULL, 0}};
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        switch (c) {
+        case 'm':
+            mib = strtoul(optarg, NULL, 10);
+            break;
+        case 't':
+            n_tensors = strtoul(optarg, NULL, 10);
+            break;
+        case 's':
+            small = true;
+            break;
+        case 'p':
+            rounds = strtoul(optarg, NULL, 10);
+            break;
+        case 'd':
+            base = optarg;
+            break;
+        case 'j':
+            as_json = true;
+            break;
+        default:
+            return 2;
+        }
+    }
+    state st = {.n = small ? 20000 : n_tensors};
+    st.each = small ? 4096 : st.n == 0 ? 0 : mib * MIB / st.n / 4096 * 4096;
+    st.bytes = st.n * st.each;
+    if (st.bytes == 0 || rounds == 0 || rounds > MAX_ROUNDS) {
+        fprintf(stderr, "io: nothing to do\n");
+        return 2;
+    }
+    st.data = touched(st.bytes);
+    st.other = touched(st.bytes);
+    st.names = calloc(st.n, sizeof *st.names);
+    for (size_t i = 0; i < st.n; i++) {
+        snprintf(st.names[i], sizeof *st.names, "%slayers.%zu.weight", i % 3 == 0 ? "" : "optim.", i);
+    }
+    char dir[4000], root[4100], file[4100];
+    snprintf(dir, sizeof dir, "%s/lastgood-io-XXXXXX", base);
+    if (mkdtemp(dir) == NULL) {
+        die(dir, NULL);
+    }
+    snprintf(root, sizeof root, "%s/root", dir);
+    snprintf(file, sizeof file, "%s/raw", dir);
+    lg_error error = LG_ERROR_INIT, *err = &error;
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    lg_session *session = NULL;
+    MUST(lg_session_open(root, &o, &session, err));
+    static double seconds[N_KINDS][MAX_ROUNDS], cpu[N_KINDS][MAX_ROUNDS];
+    for (size_t i = 0; i <= rounds; i++) { /* the first one only warms up */
+        took s[N_KINDS];
+        remove_checkpoints(root);
+        bool swap = i % 2 == 1;
+        s[swap ? SAVE : RAW_WRITE] = swap ? save(&st, session, i) : raw_run(file, st.bytes, true);
+        s[swap ? RAW_WRITE : SAVE] = swap ? raw_run(file, st.bytes, true) : save(&st, session, i);
+        drop_all(dir);
+        s[swap ? COLD : RAW_READ] = swap ? load(&st, root) : raw_run(file, st.bytes, false);
+        drop_all(dir);
+        s[swap ? RAW_READ : COLD] = swap ? raw_run(file, st.bytes, false) : load(&st, root);
+        in_folders(root, warm, 2);
+        took start = now();
+        memcpy(st.other, st.data, st.bytes);
+        s[COPY] = since(start);
+        s[WARM] = load(&st, root);
+        for (int k = 0; i > 0 && k < N_KINDS; k++) {
+            seconds[k][i - 1] = s[k].seconds;
+            cpu[k][i - 1] = s[k].cpu;
+        }
+    }
+    MUST(lg_session_close(session, err));
+    report(&st, seconds, cpu, rounds, as_json);
+    unlink(file);
+    remove_root(dir);
+    free(st.data);
+    free(st.other);
+    free(st.names);
+    return 0;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef LG_CORE_WRITER_H
+#define LG_CORE_WRITER_H
+
+/* The files of one rank on their way to the store. Bytes are copied into one of
+ * a few buffers, digested block by block while they are in the processor's
+ * cache, and handed to the store's queue when the buffer is full; the next one
+ * fills meanwhile. What is digested is what is written, from the buffer, even
+ * if the source should change under our hands. When all buffers are under way
+ * the producer waits: memory is bounded by what was given at the start.
+ *
+ * A file is synced as soon as its last byte is written, beside the writing of
+ * the next ones, and closed. After any error only lg__writer_free may be
+ * called. */
+
+#include "format/sums.h"
+#include "store/store.h"
+
+typedef struct lg__writer lg__writer;
+
+/* At most `memory` bytes of buffers (at least one of 4096). `expected`: bytes
+ * that all files come to. */
+lg_status lg__writer_new(lg_store *store, uint64_t memory, uint64_t expected, lg__writer **out, lg_error *err);
+/* Leaves nothing running and no file open. NULL is fine. */
+void lg__writer_free(lg__writer *w);
+
+/* Creates the next file and puts its header in front. `name` is for messages
+ * and stays until the end; block_crc of `table` is filled by append. */
+lg_status lg__writer_begin(lg__writer *w, const char *path, const char *name, const lg__buf *header,
+                           uint64_t block_bytes, lg__table *table, lg_error *err);
+lg_status lg__writer_append(lg__writer *w, const uint8_t *data, uint64_t bytes, lg_error *err);
+/* All of the file's data has come: as many bytes and blocks as the table says. */
+lg_status lg__writer_end(lg__writer *w, lg_error *err);
+
+/* Waits until all files are durable and closed. */
+lg_status lg__writer_finish(lg__writer *w, lg_error *err);
+
+/* Puts the file's name before an error, unless the store did. */
+lg_status lg__writer_name_error(const char *name, lg_error *err);
+
+#endif
