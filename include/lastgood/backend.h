@@ -233,6 +233,28 @@ typedef struct lg_comm_ops {
 LG_API lg_status lg_comm_create(const lg_comm_ops *ops, void *ctx, uint32_t rank, uint32_t size, lg_comm **out,
                                 lg_error *err);
 
+/* ---------------------------------------------------------- key-value stores
+ *
+ * Through one, ranks tell each other how a save in the background goes, where
+ * a shared folder is slow to show new files (torch.distributed's TCPStore, etcd,
+ * Redis). Values are small (at most 8 kB), each key is set once. Functions are
+ * called from a background thread, one at a time.
+ */
+#define LG_KV_OPS_VERSION 1
+
+typedef struct lg_kv_ops {
+    uint32_t version; /* LG_KV_OPS_VERSION */
+    lg_status (*set)(void *ctx, const char *key, const void *data, size_t bytes, lg_error *err);
+    /* *data is malloc'ed (free with lg_free). NOT_FOUND if the key is not set;
+     * does not wait for it. */
+    lg_status (*get)(void *ctx, const char *key, void **data, size_t *bytes, lg_error *err);
+} lg_kv_ops;
+
+struct lg_kv {
+    const lg_kv_ops *ops;
+    void *ctx;
+};
+
 /* ------------------------------------------------------------------- helpers */
 
 /* Sets status and message; returns the status. */

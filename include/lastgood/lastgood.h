@@ -203,7 +203,13 @@ enum {
     /* lg_load_tensor: of a tensor that is kept per rank, take the copy of the
      * target's `rank`; without this flag the first rank's is taken, or at
      * resume on the same number of ranks one's own. No effect on others. */
-    LG_TENSOR_COPY_OF_RANK = 1u << 2
+    LG_TENSOR_COPY_OF_RANK = 1u << 2,
+    /* lg_save_launch: the memory changes only between lg_session_fence and the
+     * next launch (parameters and optimizer state, which only the optimizer's
+     * update changes), so it may be copied after the launch has returned. Never
+     * for what may change earlier: batch statistics, averages, anything that a
+     * forward pass writes. */
+    LG_TENSOR_LAZY = 1u << 3
 };
 
 /* A tensor to save: what it is globally, and the part this rank holds.
@@ -220,7 +226,8 @@ enum {
  *   boxes            `n_boxes` boxes that follow no rule; `data`, `strides`
  *                    and `local_shape` are NULL.
  *
- * Memory stays the caller's and must not change until lg_save_commit returns.
+ * Memory stays the caller's and must not change until lg_save_commit returns,
+ * or lg_save_launch, or for LG_TENSOR_LAZY lg_session_fence.
  * Names: UTF-8 without control characters, not empty, not "__metadata__". */
 typedef struct lg_tensor {
     size_t size; /* sizeof(lg_tensor); LG_TENSOR_INIT sets it */
@@ -337,6 +344,7 @@ typedef struct lg_session lg_session;
 typedef struct lg_save lg_save;
 typedef struct lg_load lg_load;
 typedef struct lg_checkpoint lg_checkpoint;
+typedef struct lg_kv lg_kv;       /* a key-value store that ranks share; backend.h */
 
 /* Owner epoch and serial; a later one is newer, whatever the steps say. */
 typedef struct lg_generation {
@@ -371,11 +379,18 @@ typedef struct lg_session_options {
     uint64_t block_bytes;    /* checksum block: power of two in [4096, 64 MiB]; 0 = 65536 */
     uint64_t buffer_bytes;   /* cap of staging memory a process; 0 = 64 MiB, at least 1 MiB */
     const char *domain;      /* failure domain of this rank; NULL = host name */
+    /* lg_save_launch: cap of the copy of this rank's part that a save in the
+     * background needs; 0 = one copy. Where the part does not fit, it is copied
+     * in windows as the files are written. */
+    uint64_t staging_bytes;
+    /* How ranks learn of each other's background saves; NULL: through files in
+     * the folder that is being written. Stays the caller's. */
+    lg_kv *kv;
 } lg_session_options;
 
 #define LG_SESSION_OPTIONS_INIT                                           \
     {                                                                     \
-        sizeof(lg_session_options), NULL, NULL, 0, 0, 0, 0, 0, 0, 0, NULL \
+        sizeof(lg_session_options), NULL, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, 0, NULL \
     }
 
 /* Collective. Opens `root` for a run. Unless read-only: makes the folder when
@@ -384,11 +399,27 @@ typedef struct lg_session_options {
  * owners left unfinished. */
 LG_API lg_status lg_session_open(const char *root, const lg_session_options *options, lg_session **out, lg_error *err);
 
-/* Frees a session; every rank closes its own. The handle is gone whatever the
- * result. */
+/* Frees a session; every rank closes its own. Waits for a save in the background
+ * (at most the session's deadline) and returns its error if no call has told it
+ * yet. LG_ERR_TIMEOUT names what may be lost; it then still runs, so that a store
+ * or key-value store of the caller must stay. The handle is gone whatever the
+ * result. In a child of fork it does nothing. */
 LG_API lg_status lg_session_close(lg_session *session, lg_error *err);
 
 LG_API uint64_t lg_session_epoch(const lg_session *session); /* 0 if read-only */
+
+/* How far a save in the background is, on this rank. Only LG_PHASE_COMMITTED
+ * means that it is durable. */
+typedef enum lg_save_phase {
+    LG_PHASE_NONE = 0,      /* none was launched */
+    LG_PHASE_STAGING = 1,   /* the trainer's memory is being copied */
+    LG_PHASE_WRITING = 2,   /* staged: the memory is the trainer's again */
+    LG_PHASE_WAITING = 3,   /* written: waits for other ranks, or for the coordinator */
+    LG_PHASE_COMMITTED = 4, /* durable on all ranks */
+    LG_PHASE_FAILED = 5
+} lg_save_phase;
+
+LG_API const char *lg_save_phase_name(lg_save_phase phase); /* "none", "staging", … */
 
 /* What a session has done, for logs and status pages. */
 typedef struct lg_session_status {
@@ -398,8 +429,14 @@ typedef struct lg_session_status {
     uint64_t removal_failures; /* removals that failed and will be tried again */
     char last_removal_error[512];
     lg_generation last_committed; /* {0,0} before the first */
+    uint64_t saves_skipped;       /* launches that found one under way and skipped */
+    uint32_t skips_in_a_row;      /* since the last launch that went */
+    lg_save_phase phase;          /* of this rank's newest save in the background */
+    uint64_t phase_step;          /* its step */
+    uint64_t staging_bytes;       /* memory kept for copies now */
 } lg_session_status;
 
+/* May be called while a save runs in the background. */
 LG_API lg_status lg_session_get_status(const lg_session *session, lg_session_status *out, lg_error *err);
 
 /* ------------------------------------------------------------------- saving */
@@ -482,6 +519,87 @@ LG_API lg_status lg_save_commit(lg_save *save, lg_save_info *info, lg_error *err
 
 /* Frees a save that was not committed. Not collective. */
 LG_API void lg_save_abort(lg_save *save);
+
+/* ------------------------------------------------- saving in the background
+ *
+ *     lg_launch_info info;
+ *     lg_save_launch(save, NULL, &info, &err);         // instead of lg_save_commit
+ *     forward(); backward();                           // reads the parameters
+ *     lg_session_fence(s, 60000, &err);                // before they change
+ *     optimizer_step();
+ *     …
+ *     lg_session_wait(s, 600000, &save_info, &err);    // at the end, or never:
+ *     lg_session_close(s, &err);                       // closing waits too
+ *
+ * One save is in flight at a time. The background does no collectives and never
+ * touches the communicator. What goes wrong there is told by the next
+ * collective call of the session (launch, commit, wait, resume), by the same
+ * error on every rank: that call has then done nothing else and can be made
+ * again. The checkpoint before stays as it is. */
+
+enum {
+    /* When the save before is still in flight on any rank: skip this one, on
+     * all ranks. Without it the launch waits, at most half of the session's
+     * deadline. Equal on all ranks. */
+    LG_LAUNCH_SKIP = 1u << 0,
+    /* Debug: digests what is lazy at the launch and again at the fence. If
+     * something was changed in between, the fence names it with
+     * LG_ERR_CONFLICT, and the save fails. Costs two passes over the memory. */
+    LG_LAUNCH_CHECK_SOURCES = 1u << 1
+};
+
+typedef struct lg_launch_options {
+    size_t size; /* LG_LAUNCH_OPTIONS_INIT sets it */
+    uint32_t flags;
+    uint32_t copy_threads; /* that copy before the launch returns; 0 = one a processor, at most 8 */
+    uint32_t lazy_threads; /* that copy in the background; 0 = 1 */
+    uint32_t max_skips;    /* LG_LAUNCH_SKIP: after so many in a row it waits; 0 = 10 */
+} lg_launch_options;
+
+#define LG_LAUNCH_OPTIONS_INIT                 \
+    {                                          \
+        sizeof(lg_launch_options), 0, 0, 0, 0 \
+    }
+
+typedef enum lg_skip_reason {
+    LG_SKIP_NONE = 0,
+    LG_SKIP_COMMITTED = 1, /* LG_SAVE_IF_NEW: this step is there already */
+    LG_SKIP_IN_FLIGHT = 2  /* LG_LAUNCH_SKIP */
+} lg_skip_reason;
+
+typedef struct lg_launch_info {
+    uint64_t step;
+    lg_generation generation;
+    char folder[72];       /* its name once it is committed */
+    lg_skip_reason skipped; /* why nothing was launched */
+    uint64_t bytes_staged; /* copied before the launch returned, by this rank */
+    uint64_t bytes_lazy;   /* to be copied until the fence, by this rank */
+    int windowed;          /* the part did not fit the staging memory: copied as it is written */
+    double seconds;        /* the launch took, with its waiting */
+} lg_launch_info;
+
+/* Collective. Starts the save that `save` describes and returns when all that
+ * is not LG_TENSOR_LAZY has been copied; frees `save` whatever the result.
+ * `options` and `info` may be NULL. On failure nothing is in flight, and every
+ * rank gets the same error; it may be that of the save before. */
+LG_API lg_status lg_save_launch(lg_save *save, const lg_launch_options *options, lg_launch_info *info, lg_error *err);
+
+/* *staged: has everything been copied that the last launch wanted? Not
+ * collective, does not wait. */
+LG_API lg_status lg_session_staged(lg_session *session, int *staged, lg_error *err);
+
+/* Waits until everything is copied: the trainer may then change what it
+ * launched as LG_TENSOR_LAZY. Not collective. LG_ERR_TIMEOUT after
+ * `deadline_ms`: the memory is still being read. A failed save holds nothing
+ * any more and is told by the next collective call, not here. */
+LG_API lg_status lg_session_fence(lg_session *session, uint64_t deadline_ms, lg_error *err);
+
+/* Collective. Waits until the save in flight is durable on all ranks, or has
+ * failed: every rank gets the same result. `info` (may be NULL) is that of the
+ * newest save of the session that was launched and committed, all zero if there
+ * is none. LG_ERR_TIMEOUT after `deadline_ms` (0 = the session's) names the
+ * ranks and what they are at; the save stays in flight. */
+LG_API lg_status lg_session_wait(lg_session *session, uint64_t deadline_ms, lg_save_info *info, lg_error *err);
 
 /* ------------------------------------------------------------------ resuming */
 

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static atomic_size_t countdown = SIZE_MAX;
 
@@ -39,6 +40,40 @@ void *lg__calloc(size_t n, size_t bytes)
 void *lg__realloc(void *p, size_t bytes) { return must_fail() ? NULL : realloc(p, bytes ? bytes : 1); }
 
 void lg__free(void *p) { free(p); }
+
+#define LARGE_PAGE ((size_t)2 << 20)
+
+static size_t in_large_pages(size_t bytes) { return (bytes + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE; }
+
+void *lg__pages_new(size_t bytes)
+{
+    if (must_fail() || bytes > SIZE_MAX / 2) {
+        return NULL;
+    }
+    /* Large pages need their alignment: the ends are given back. */
+    const size_t wanted = in_large_pages(bytes != 0 ? bytes : 1), all = wanted + LARGE_PAGE;
+    char *base = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) {
+        return NULL;
+    }
+    const size_t before = (LARGE_PAGE - (uintptr_t)base % LARGE_PAGE) % LARGE_PAGE;
+    if (before > 0) {
+        (void)munmap(base, before);
+    }
+    if (before < LARGE_PAGE) {
+        (void)munmap(base + before + wanted, LARGE_PAGE - before);
+    }
+    (void)madvise(base + before, wanted, MADV_HUGEPAGE);
+    (void)madvise(base + before, wanted, MADV_DONTFORK);
+    return base + before;
+}
+
+void lg__pages_free(void *p, size_t bytes)
+{
+    if (p != NULL) {
+        (void)munmap(p, in_large_pages(bytes != 0 ? bytes : 1));
+    }
+}
 
 void lg_free(void *memory) { free(memory); }
 

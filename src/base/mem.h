@@ -17,6 +17,13 @@ void lg__free(void *p);
 char *lg__strdup(const char *s);
 void *lg__memdup(const void *p, size_t bytes);
 
+/* Whole pages, zeroed, in large ones where the kernel has some, and not
+ * inherited by children of fork: for memory that other threads or devices are
+ * at while the program forks. NULL when memory is out; freed by lg__pages_free
+ * with the same `bytes` (NULL is fine). */
+void *lg__pages_new(size_t bytes);
+void lg__pages_free(void *p, size_t bytes);
+
 /* Makes room for one more element in an array of *cap elements: doubles it.
  * Returns false when memory is out; *array and *cap are unchanged then. */
 bool lg__grow(void **array, size_t *cap, size_t used, size_t element_bytes);

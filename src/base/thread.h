@@ -11,6 +11,19 @@
 /* false: none can be had now. */
 bool lg__thread_start(pthread_t *out, void *(*run)(void *arg), void *arg);
 
+/* How often this process is a child of fork: one more in each child. What must
+ * not be used by children remembers it. */
+uint64_t lg__forks(void);
+
+/* Condition variables that wait by a clock that never jumps. */
+void lg__cond_init(pthread_cond_t *c);
+/* Waits until signalled, or `until` (lg__now_ms); false when it has passed. */
+bool lg__cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock, uint64_t until);
+
+/* Between two looks at something that cannot be waited for: a millisecond at
+ * first, later a tenth of the time waited, a tenth of a second at most. */
+void lg__pause(uint64_t waited_ms);
+
 /* Processors that this process may use. */
 uint32_t lg__processors(void);
 

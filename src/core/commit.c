@@ -18,23 +18,16 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "core/background.h"
 #include "core/owner.h"
 #include "core/retention.h"
-#include "core/session.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-/* What all ranks know once the folder is there. */
-typedef struct attempt {
-    uint32_t skip; /* LG_SAVE_IF_NEW: committed before */
-    char run_id[LG_RUN_ID_TEXT];
-    char token[LG__ATTEMPT_HEX + 1];
-    lg_generation generation;
-    char folder[LG__NAME_MAX]; /* where ranks write */
-    char final[LG__NAME_MAX];
-} attempt;
+typedef lg__attempt attempt;
+typedef lg__commit_scratch scratch;
 
 /* ------------------------------------------------------------- exchanges */
 
@@ -45,18 +38,30 @@ typedef struct opening {
     uint64_t step;
     uint64_t saves;
     uint32_t flags;
+    uint32_t purpose;
     uint32_t message_bytes;
     uint8_t summary[40];
+    /* the save in the background before: a lg__last */
+    uint32_t last_state, last_status;
+    int32_t last_errno, last_rank;
+    uint64_t last_step, last_bytes;
+    uint8_t last_told, last_own, last_in_place;
+    uint32_t last_message_bytes;
 } opening;
 
-#define OPENING_MAGIC "LGSAVE1"
+#define OPENING_MAGIC "LGSAVE2"
 
-/* Memory that a save needs between ranks, taken before the first exchange: a
- * rank that has none says so there instead of leaving the others waiting. */
-typedef struct scratch {
-    size_t *sizes;
-    lg__written *written;
-} scratch;
+lg_status lg__commit_scratch_new(uint32_t world, scratch *out, lg_error *err)
+{
+    *out = (scratch){.sizes = lg__calloc(world, sizeof *out->sizes), .written = lg__calloc(world, sizeof *out->written)};
+    return out->sizes == NULL || out->written == NULL ? lg__nomem(err) : LG_OK;
+}
+
+void lg__commit_scratch_free(scratch *to)
+{
+    lg__free(to->sizes);
+    lg__free(to->written);
+}
 
 /* What rank `rank` says of itself in an exchange, as every rank words it. */
 static lg_status first_trouble(uint32_t rank, uint32_t status, int32_t os_errno, const char *message, size_t bytes,
@@ -75,43 +80,130 @@ static lg_status first_trouble(uint32_t rank, uint32_t status, int32_t os_errno,
     return (lg_status)status;
 }
 
-/* One all-gather; the result is the same on all ranks. *same: the summaries of
- * undeclared replicas are equal everywhere. */
-static lg_status open_exchange(lg_save *save, lg_status mine, size_t *sizes, bool *same, lg_error *err)
+static const char *const calls[] = {"another call", "lg_save_commit", "lg_save_launch", "lg_save_launch", "lg_session_wait"};
+
+/* What all ranks together know of the save before. The same on all of them. */
+typedef struct verdict {
+    lg__last_state state;
+    bool told; /* a failure: to all ranks, by a wait or close */
+    bool in_place;
+    bool own; /* the cause is of the rank whose part failed */
+    uint64_t step, bytes;
+    lg_status status;
+    lg_error err;
+} verdict;
+
+/* The coordinator knows best; whose own part failed knows the cause. */
+static void weigh(verdict *v, uint32_t rank, uint32_t world, const opening *o, const char *message)
 {
-    lg_session *s = save->session;
-    opening o = {.step = save->step, .saves = s->saves, .flags = save->flags};
-    memcpy(o.magic, OPENING_MAGIC, sizeof OPENING_MAGIC);
-    if (mine == LG_OK) {
+    const bool failed = o->last_state == LG__LAST_FAILED;
+    if (rank == 0) {
+        *v = (verdict){.state = (lg__last_state)o->last_state, .told = true, .step = o->last_step, .bytes = o->last_bytes,
+                       .in_place = o->last_in_place != 0};
+    }
+    v->state = o->last_state == LG__LAST_IN_FLIGHT ? LG__LAST_IN_FLIGHT : v->state;
+    v->told = v->told && o->last_told != 0;
+    if (failed && (v->status == LG_OK || (o->last_own != 0 && !v->own))) {
+        v->own = o->last_own != 0;
+        v->status = (lg_status)o->last_status;
+        lg_error_set(&v->err, v->status, "%.*s", (int)o->last_message_bytes, message);
+        v->err.os_errno = o->last_errno;
+        v->err.rank = o->last_rank;
+        if (v->own && world > 1 && v->err.rank < 0) {
+            lg_error_wrap(&v->err, "rank %" PRIu32, rank);
+            v->err.rank = (int)rank;
+        }
+    }
+}
+
+static void fill_opening(const lg_session *s, lg__purpose purpose, const lg__last *last, opening *o)
+{
+    *o = (opening){.saves = s->saves,
+                   .purpose = (uint32_t)purpose,
+                   .last_state = (uint32_t)last->state,
+                   .last_status = (uint32_t)last->err.status,
+                   .last_errno = last->err.os_errno,
+                   .last_rank = last->err.rank,
+                   .last_step = last->step,
+                   .last_bytes = last->bytes_total,
+                   .last_told = last->told,
+                   .last_own = last->own,
+                   .last_in_place = last->in_place,
+                   .last_message_bytes = (uint32_t)strlen(last->err.message)};
+    memcpy(o->magic, OPENING_MAGIC, sizeof OPENING_MAGIC);
+}
+
+/* Is what rank `rank` sent whole, and what rank 0 is about? */
+static lg_status check_opening(uint32_t rank, const opening *o, size_t bytes, const opening *first, lg_error *err)
+{
+    const char *call = calls[first->purpose <= LG__TO_WAIT ? first->purpose : 0];
+    const bool whole = bytes >= sizeof *o && memcmp(o->magic, OPENING_MAGIC, sizeof OPENING_MAGIC) == 0 &&
+                       (uint64_t)o->message_bytes + o->last_message_bytes == bytes - sizeof *o;
+    if (!whole || o->purpose == 0 || o->purpose > LG__TO_WAIT) {
+        lg_error_set(err, LG_ERR_CONFLICT, "rank %" PRIu32 " is in another call than %s", rank, call);
+    } else if (o->purpose != first->purpose) {
+        lg_error_set(err, LG_ERR_CONFLICT, "ranks do not call the same: rank 0 is in %s, rank %" PRIu32 " in %s%s", call,
+                     rank, calls[o->purpose],
+                     o->purpose + first->purpose == LG__TO_LAUNCH + LG__TO_LAUNCH_OR_SKIP
+                         ? "; one of them with LG_LAUNCH_SKIP or another max_skips"
+                         : "");
+    } else {
+        return LG_OK;
+    }
+    err->rank = (int)rank;
+    return LG_ERR_CONFLICT;
+}
+
+/* One all-gather; the result is the same on all ranks. *same: the summaries of
+ * undeclared replicas are equal everywhere. `save` is NULL when there is none. */
+static lg_status open_exchange(lg_session *s, lg_save *save, lg__purpose purpose, lg_status mine, size_t *sizes,
+                               bool *same, verdict *v, lg_error *err)
+{
+    opening o;
+    const lg__last last = lg__background_last(s->job);
+    fill_opening(s, purpose, &last, &o);
+    if (save != NULL) {
+        o.step = save->step;
+        o.flags = save->flags;
+    }
+    if (mine == LG_OK && save != NULL) {
         mine = lg__replicas_summary(save, o.summary, err);
     }
     o.status = (uint32_t)mine;
     o.os_errno = mine == LG_OK ? 0 : err->os_errno;
     o.message_bytes = mine == LG_OK ? 0 : (uint32_t)strlen(err->message);
-    char text[sizeof o + LG_ERROR_MESSAGE_MAX];
+    char text[sizeof o + 2 * LG_ERROR_MESSAGE_MAX];
     memcpy(text, &o, sizeof o);
     memcpy(text + sizeof o, err->message, o.message_bytes);
+    memcpy(text + sizeof o + o.message_bytes, last.err.message, o.last_message_bytes);
     void *all = NULL;
-    lg_status st = lg__comm_all_gather(s->comm, text, sizeof o + o.message_bytes, &all, sizes, s->deadline_ms, err);
+    lg_status st = lg__comm_all_gather(s->comm, text, sizeof o + o.message_bytes + o.last_message_bytes, &all, sizes,
+                                       s->deadline_ms, err);
     if (st != LG_OK) {
-        return lg_error_wrap(err, "waiting for all ranks to call lg_save_commit");
+        return lg_error_wrap(err, "waiting for all ranks to call %s", calls[purpose]);
     }
     *same = true;
-    opening first = {0};
+    opening first = o;
     const char *p = all;
-    for (uint32_t r = 0; st == LG_OK && r < s->comm->size; p += sizes[r++]) {
-        opening their;
-        if (sizes[r] < sizeof their) {
-            st = lg_error_set(err, LG_ERR_CONFLICT, "rank %" PRIu32 " is in another call than lg_save_commit", r);
+    for (uint32_t r = 0; r < s->comm->size; p += sizes[r++]) {
+        opening their = {0};
+        memcpy(&their, p, sizes[r] < sizeof their ? sizes[r] : sizeof their);
+        first = r == 0 ? their : first;
+        lg_error_set(err, LG_OK, "%s", "");
+        st = check_opening(r, &their, sizes[r], &first, err);
+        if (st != LG_OK) {
             break;
         }
+        weigh(v, r, s->comm->size, &their, p + sizeof their + their.message_bytes);
+        *same = *same && memcmp(their.summary, first.summary, sizeof first.summary) == 0;
+    }
+    p = all;
+    for (uint32_t r = 0; st == LG_OK && r < s->comm->size; p += sizes[r++]) {
+        opening their;
         memcpy(&their, p, sizeof their);
-        first = r == 0 ? their : first;
-        size_t text_bytes = sizes[r] - sizeof their;
-        if (memcmp(their.magic, OPENING_MAGIC, sizeof OPENING_MAGIC) != 0 || their.message_bytes != text_bytes) {
-            st = lg_error_set(err, LG_ERR_CONFLICT, "rank %" PRIu32 " is in another call than lg_save_commit", r);
-        } else if (their.status != LG_OK) {
-            st = first_trouble(r, their.status, their.os_errno, p + sizeof their, text_bytes, s->comm->size, err);
+        if (their.status != LG_OK) {
+            st = first_trouble(r, their.status, their.os_errno, p + sizeof their, their.message_bytes, s->comm->size,
+                               err);
         } else if (their.step != first.step || their.saves != first.saves || their.flags != first.flags) {
             st = lg_error_set(err, LG_ERR_CONFLICT,
                               "ranks do not save the same: rank 0 saves step %" PRIu64 " (save number %" PRIu64
@@ -119,10 +211,30 @@ static lg_status open_exchange(lg_save *save, lg_status mine, size_t *sizes, boo
                               first.step, first.saves, first.flags, r, their.step, their.saves, their.flags);
             err->rank = (int)r;
         }
-        *same = *same && memcmp(their.summary, first.summary, sizeof first.summary) == 0;
     }
     lg_free(all);
     return st;
+}
+
+/* Settles the save before, whose fate all ranks know now. Its failure is the
+ * result, once. */
+static lg_status settle_last(lg_session *s, const verdict *v, lg_error *err)
+{
+    if (v->state != LG__LAST_COMMITTED && v->state != LG__LAST_FAILED) {
+        return LG_OK;
+    }
+    lg__background_settle(s, v->state == LG__LAST_COMMITTED, v->in_place, v->bytes);
+    if (v->state == LG__LAST_COMMITTED || v->told) {
+        return LG_OK;
+    }
+    *err = v->err;
+    err->status = v->status;
+    lg_error_wrap(err, "save step %" PRIu64 " in the background", v->step);
+    if (v->status == LG_ERR_SUPERSEDED && s->broken == LG_OK) {
+        s->broken = v->status;
+        lg__text_copy(s->broken_message, sizeof s->broken_message, err->message);
+    }
+    return v->status;
 }
 
 /* Gives undeclared tensors their layouts; a second all-gather only when ranks
@@ -203,12 +315,12 @@ static bool committed_before(const lg_session *s, const lg_save *save, lg_genera
 }
 
 /* Makes the folder that all ranks write to. */
-static lg_status begin_attempt(lg_save *save, attempt *a, lg_error *err)
+static lg_status begin_attempt(lg_save *save, bool sync_root, attempt *a, lg_error *err)
 {
     lg_session *s = save->session;
     *a = (attempt){0};
     if ((save->flags & LG_SAVE_IF_NEW) != 0 && committed_before(s, save, &a->generation)) {
-        a->skip = 1;
+        a->skip = LG_SKIP_COMMITTED;
         lg__step_folder(save->step, a->generation, a->final);
         return LG_OK;
     }
@@ -223,7 +335,7 @@ static lg_status begin_attempt(lg_save *save, attempt *a, lg_error *err)
         memcpy(a->folder, a->final, sizeof a->folder);
     }
     LG__TRY(lg__store_make_dir(s->store, a->folder, err));
-    return lg__store_sync_dir(s->store, "", err);
+    return sync_root ? lg__store_sync_dir(s->store, "", err) : LG_OK;
 }
 
 static lg_status tell_attempt(lg_session *s, lg_status mine, attempt *a, lg_error *err)
@@ -243,7 +355,7 @@ static lg_status tell_attempt(lg_session *s, lg_status mine, attempt *a, lg_erro
 
 /* --------------------------------------------------- step 1: on every rank */
 
-static lg_status write_attached(lg_save *save, const attempt *a, uint64_t *bytes, lg_error *err)
+lg_status lg__commit_attached(lg_save *save, const attempt *a, uint64_t *bytes, lg_error *err)
 {
     lg_store *store = save->session->store;
     for (size_t i = 0; i < save->n_attached; i++) {
@@ -264,6 +376,15 @@ static lg_status write_attached(lg_save *save, const attempt *a, uint64_t *bytes
     return LG_OK;
 }
 
+lg_status lg__commit_vanished(lg_status st, const attempt *a, lg_error *err)
+{
+    return st != LG_ERR_NOT_FOUND
+               ? st
+               : lg_error_set(err, LG_ERR_SUPERSEDED,
+                              "the folder %s vanished while it was written: another session took the root over",
+                              a->folder);
+}
+
 static lg_status write_mine(lg_save *save, const attempt *a, const lg__save_ids *ids, lg__written *out, lg_error *err)
 {
     lg_session *s = save->session;
@@ -272,17 +393,12 @@ static lg_status write_mine(lg_save *save, const attempt *a, const lg__save_ids 
     lg_status st = lg__save_write(save, s->store, a->folder, plan, ids, out, err);
     lg__plan_free(plan);
     if (st == LG_OK && lg__is_coordinator(s)) {
-        st = write_attached(save, a, &out->bytes, err);
+        st = lg__commit_attached(save, a, &out->bytes, err);
     }
     if (st == LG_OK) {
         st = lg__store_sync_dir(s->store, a->folder, err);
     }
-    if (st == LG_ERR_NOT_FOUND) {
-        return lg_error_set(err, LG_ERR_SUPERSEDED,
-                            "the folder %s vanished while it was written: another session took the root over",
-                            a->folder);
-    }
-    return st;
+    return lg__commit_vanished(st, a, err);
 }
 
 typedef struct outcome {
@@ -431,9 +547,7 @@ static lg_status make_manifest(lg_save *save, const attempt *a, const lg__writte
     return st;
 }
 
-/* Does a committed manifest of this very attempt lie in `folder`? *other tells
- * that some manifest (or tombstone) is there that is not ours. */
-static bool is_ours(lg_store *store, const char *folder, const char *token, bool *other)
+bool lg__commit_is_ours(lg_store *store, const char *folder, const char *token, bool *other)
 {
     char path[2 * LG__NAME_MAX];
     lg__path_join(path, sizeof path, folder, LG__MANIFEST);
@@ -486,7 +600,7 @@ static lg_status commit_by_rename(lg_session *s, const attempt *a, const lg__buf
     if (st != LG_OK) {
         /* A repeated request may report the failure of the second one. */
         bool other;
-        if (!is_ours(s->store, a->final, a->token, &other)) {
+        if (!lg__commit_is_ours(s->store, a->final, a->token, &other)) {
             return st == LG_ERR_NOT_FOUND ? superseded(err) : st;
         }
     }
@@ -504,7 +618,7 @@ static lg_status commit_by_create(lg_session *s, const attempt *a, const lg__buf
     lg_status st = lg__store_put_new(s->store, path, text->data, text->len, err); /* 3 and 5 */
     if (st != LG_OK) {
         bool other;
-        if (!is_ours(s->store, a->folder, a->token, &other)) {
+        if (!lg__commit_is_ours(s->store, a->folder, a->token, &other)) {
             return other || st == LG_ERR_EXISTS || st == LG_ERR_NOT_FOUND ? superseded(err) : st;
         }
     }
@@ -513,7 +627,8 @@ static lg_status commit_by_create(lg_session *s, const attempt *a, const lg__buf
     return lg__store_sync_dir(s->store, "", err);
 }
 
-static lg_status coordinate(lg_save *save, const attempt *a, const lg__written *written, bool *committed, lg_error *err)
+lg_status lg__commit_coordinate(lg_save *save, const attempt *a, const lg__written *written, bool *committed,
+                                lg_error *err)
 {
     lg_session *s = save->session;
     lg__buf text;
@@ -550,20 +665,26 @@ static void give_up(lg_session *s, const attempt *a, const lg_error *cause)
 
 /* ------------------------------------------------------------- the whole */
 
-/* What later saves follow: the run and the parent. A checkpoint that is in
- * place counts even where the save is reported as failed. */
-static void remember(lg_session *s, const lg_save *save, const attempt *a)
+void lg__commit_remember(lg_session *s, uint64_t step, const attempt *a)
 {
     s->has_run = true;
     memcpy(s->run_id, a->run_id, sizeof s->run_id);
     s->settled = true;
     s->has_parent = true;
     s->parent = a->generation;
-    s->parent_step = save->step;
+    s->parent_step = step;
     s->parent_verified = true;
 }
 
-static lg_status run(lg_save *save, scratch *to, lg_status mine, lg_save_info *info, lg_error *err)
+void lg__commit_ids(const lg_session *s, const attempt *a, lg__save_ids *out)
+{
+    *out = (lg__save_ids){.generation = a->generation, .domain = s->domain};
+    memcpy(out->run_id, a->run_id, sizeof out->run_id);
+    lg__text_copy(out->attempt, sizeof out->attempt, a->token);
+}
+
+lg_status lg__commit_open(lg_save *save, lg__purpose purpose, bool sync_root, scratch *to, lg_status mine, attempt *a,
+                          lg_status *local, lg_error *local_err, lg_error *err)
 {
     lg_session *s = save->session;
     uint64_t number = s->saves++;
@@ -579,27 +700,61 @@ static lg_status run(lg_save *save, scratch *to, lg_status mine, lg_save_info *i
         mine = lg__replicas_digest(save, check_declared, err);
     }
     bool same = true;
-    LG__TRY(open_exchange(save, mine, to->sizes, &same, err));
+    verdict v = {0};
+    *a = (attempt){0};
+    LG__TRY(open_exchange(s, save, purpose, mine, to->sizes, &same, &v, err));
+    if (v.state == LG__LAST_IN_FLIGHT) {
+        LG__RETURN_IF(purpose != LG__TO_LAUNCH_OR_SKIP, err, LG_ERR_INTERNAL, "a save is in flight");
+        a->skip = LG_SKIP_IN_FLIGHT;
+        *local = LG_OK;
+        return LG_OK;
+    }
+    LG__TRY(settle_last(s, &v, err));
 
     /* A contradiction is the same on all ranks, and rank 0 tells it; trouble of
      * one rank alone travels with the outcomes. */
-    attempt a = {0};
     mine = settle_replicas(save, same, check_declared, to->sizes, err);
     if (mine != LG_OK && s->comm->broken) {
         return mine; /* nobody can be told any more */
     }
-    lg_error own = *err;
+    *local_err = *err;
     if (lg__is_coordinator(s) && mine == LG_OK) {
-        mine = begin_attempt(save, &a, err);
-        own = *err;
+        mine = begin_attempt(save, sync_root, a, err);
+        *local_err = *err;
     }
-    lg_status told = tell_attempt(s, mine, &a, err);
+    lg_status told = tell_attempt(s, mine, a, err);
     if (told != LG_OK) {
-        if (lg__is_coordinator(s) && mine == LG_OK && a.skip == 0) {
-            give_up(s, &a, err);
+        if (lg__is_coordinator(s) && mine == LG_OK && a->skip == 0) {
+            give_up(s, a, err);
         }
         return told;
     }
+    *local = mine;
+    return LG_OK;
+}
+
+lg_status lg__commit_settle(lg_session *s, lg_status mine, lg_error *err)
+{
+    bool same;
+    verdict v = {0};
+    size_t *sizes = lg__calloc(s->comm->size, sizeof *sizes);
+    LG__RETURN_IF(sizes == NULL, err, LG_ERR_NOMEM, "out of memory");
+    lg_status st = open_exchange(s, NULL, LG__TO_WAIT, mine, sizes, &same, &v, err);
+    lg__free(sizes);
+    return st != LG_OK ? st : settle_last(s, &v, err);
+}
+
+/* ------------------------------------------------------------- the whole */
+
+static lg_status run(lg_save *save, scratch *to, lg_status mine, lg_save_info *info, lg_error *err)
+{
+    lg_session *s = save->session;
+    attempt a;
+    lg_error own = LG_ERROR_INIT;
+    if (mine == LG_OK) { /* a save in the background ends first */
+        mine = lg__background_wait(s->job, s->deadline_ms / 2, err);
+    }
+    LG__TRY(lg__commit_open(save, LG__TO_COMMIT, true, to, mine, &a, &mine, &own, err));
     info->generation = a.generation;
     lg__text_copy(info->folder, sizeof info->folder, a.final);
     if (a.skip != 0) {
@@ -607,9 +762,8 @@ static lg_status run(lg_save *save, scratch *to, lg_status mine, lg_save_info *i
         return LG_OK;
     }
 
-    lg__save_ids ids = {.generation = a.generation, .domain = s->domain};
-    memcpy(ids.run_id, a.run_id, sizeof ids.run_id);
-    lg__text_copy(ids.attempt, sizeof ids.attempt, a.token);
+    lg__save_ids ids;
+    lg__commit_ids(s, &a, &ids);
     lg__written my_written = {0};
     if (mine != LG_OK) {
         *err = own;
@@ -623,7 +777,7 @@ static lg_status run(lg_save *save, scratch *to, lg_status mine, lg_save_info *i
         for (uint32_t r = 0; r < s->comm->size; r++) {
             bytes_total += to->written[r].bytes;
         }
-        mine = lg__is_coordinator(s) ? coordinate(save, &a, to->written, &committed, err) : LG_OK; /* 2-5 */
+        mine = lg__is_coordinator(s) ? lg__commit_coordinate(save, &a, to->written, &committed, err) : LG_OK; /* 2-5 */
         void *data = &bytes_total;
         size_t bytes = sizeof bytes_total;
         st = lg__session_tell(s, mine, &data, &bytes, err); /* 6 */
@@ -631,7 +785,7 @@ static lg_status run(lg_save *save, scratch *to, lg_status mine, lg_save_info *i
             lg_free(data);
         }
         if (committed) {
-            remember(s, save, &a);
+            lg__commit_remember(s, save->step, &a);
         }
         if (committed && mine == LG_OK && st != LG_OK) {
             lg_error_wrap(err, "%s is committed, but not all ranks could be told", a.final);
@@ -644,7 +798,7 @@ static lg_status run(lg_save *save, scratch *to, lg_status mine, lg_save_info *i
     info->bytes_written = my_written.bytes;
     info->bytes_total = bytes_total;
     info->unshared = save->unshared;
-    remember(s, save, &a);
+    lg__commit_remember(s, save->step, &a);
     s->status.last_committed = a.generation;
     s->status.saves_committed++;
     if (lg__is_coordinator(s)) {
@@ -660,14 +814,17 @@ lg_status lg_save_commit(lg_save *save, lg_save_info *info, lg_error *err)
     lg_session *s = save->session;
     lg_save_info result = {.step = save->step};
     uint64_t began = lg__now_ms();
-    scratch to = {.sizes = lg__calloc(s->comm->size, sizeof *to.sizes),
-                  .written = lg__calloc(s->comm->size, sizeof *to.written)};
-    lg_status st = to.sizes == NULL || to.written == NULL ? lg__nomem(err) : LG_OK;
+    lg_status st = lg__session_usable(s, "lg_save_commit", err);
+    if (st != LG_OK) {
+        lg_save_abort(save);
+        return st;
+    }
+    scratch to;
+    st = lg__commit_scratch_new(s->comm->size, &to, err);
     if (st == LG_OK || to.sizes != NULL) {
         st = run(save, &to, st, &result, err);
     }
-    lg__free(to.sizes);
-    lg__free(to.written);
+    lg__commit_scratch_free(&to);
     result.seconds = (double)(lg__now_ms() - began) / 1000;
     if (st != LG_OK) {
         s->status.saves_failed++;

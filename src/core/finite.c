@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "core/finite.h"
 
+#include "base/buf.h"
+
 #include <string.h>
 
 /* Not finite: all bits of the exponent are set. The first pass has no branch,
@@ -59,4 +61,30 @@ size_t lg__finite_scan(lg_dtype dtype, const void *data, size_t bytes)
     default:
         return bytes;
     }
+}
+
+/* Names the element of a box at byte `at` of it, in the tensor. */
+static lg_status not_finite(const lg__plan_box *box, uint64_t at, lg_error *err)
+{
+    uint64_t i = at / (lg_dtype_bits(box->dtype) / 8);
+    uint64_t place[LG_MAX_NDIM] = {0};
+    for (uint32_t d = box->box.ndim; d-- > 0;) {
+        place[d] = box->box.offset[d] + i % box->box.size[d];
+        i /= box->box.size[d];
+    }
+    lg__buf b;
+    lg__buf_init(&b, 1024);
+    for (uint32_t d = 0; d < box->box.ndim; d++) {
+        lg__buf_fmt(&b, "%s%llu", d > 0 ? ", " : "", (unsigned long long)place[d]);
+    }
+    lg_error_set(err, LG_ERR_INVALID, "tensor \"%s\" is not finite at [%s]", box->tensor,
+                 b.data != NULL && !b.failed ? b.data : "");
+    lg__buf_free(&b);
+    return LG_ERR_INVALID;
+}
+
+lg_status lg__finite_check(const lg__plan_box *box, const uint8_t *data, uint64_t bytes, uint64_t at, lg_error *err)
+{
+    size_t bad = lg__finite_scan(box->dtype, data, (size_t)bytes);
+    return bad < bytes ? not_finite(box, at + bad, err) : LG_OK;
 }

@@ -158,8 +158,9 @@ static lg_status list_names(lg_store *store, const char *folder, names *out, lg_
     return st;
 }
 
-/* Removes the files of a folder, but for `keep` (NULL: none). */
-static lg_status empty_folder(lg_store *store, const char *folder, const char *keep, lg_error *err)
+/* Removes the files of a folder, but for two (NULL: none). */
+static lg_status empty_folder_but(lg_store *store, const char *folder, const char *keep, const char *keep_too,
+                                  lg_error *err)
 {
     names all;
     lg_status st = list_names(store, folder, &all, err);
@@ -167,7 +168,8 @@ static lg_status empty_folder(lg_store *store, const char *folder, const char *k
         return LG_OK;
     }
     for (size_t i = 0; st == LG_OK && i < all.n; i++) {
-        if (keep != NULL && strcmp(all.name[i], keep) == 0) {
+        if ((keep != NULL && strcmp(all.name[i], keep) == 0) ||
+            (keep_too != NULL && strcmp(all.name[i], keep_too) == 0)) {
             continue;
         }
         char path[2 * LG__NAME_MAX];
@@ -180,6 +182,11 @@ static lg_status empty_folder(lg_store *store, const char *folder, const char *k
     }
     names_free(&all);
     return st;
+}
+
+static lg_status empty_folder(lg_store *store, const char *folder, const char *keep, lg_error *err)
+{
+    return empty_folder_but(store, folder, keep, NULL, err);
 }
 
 lg_status lg__folder_remove(lg_store *store, const char *folder, lg_error *err)
@@ -197,15 +204,19 @@ lg_status lg__folder_bytes(lg_store *store, const char *folder, uint64_t *out, l
     return LG_OK;
 }
 
-/* Renames a folder to a fresh trash name and makes that durable. NOT_FOUND if
- * it is gone. */
-static lg_status to_trash(lg_store *store, const char *folder, uint64_t epoch, char trash[LG__NAME_MAX], lg_error *err)
+static lg_status fresh_trash(const char *folder, uint64_t epoch, char trash[LG__NAME_MAX], lg_error *err)
 {
     uint8_t random[8];
     char token[2 * sizeof random + 1];
     LG__TRY(lg__random(random, sizeof random, err));
     lg__hex(random, sizeof random, token);
     lg__trash_name(epoch, token, folder, trash);
+    return LG_OK;
+}
+
+/* Renames a folder and makes that durable. NOT_FOUND if it is gone. */
+static lg_status to_trash(lg_store *store, const char *folder, const char trash[LG__NAME_MAX], lg_error *err)
+{
     lg_status st = lg__store_rename_dir(store, folder, trash, err);
     if (st != LG_OK) {
         /* It may have happened all the same: a repeated request reports the
@@ -224,7 +235,8 @@ lg_status lg__checkpoint_remove(lg_store *store, const char *folder, uint64_t ep
 {
     if (lg__store_can(store, LG_CAP_RENAME_DIR)) {
         char trash[LG__NAME_MAX];
-        lg_status st = to_trash(store, folder, epoch, trash, err);
+        LG__TRY(fresh_trash(folder, epoch, trash, err));
+        lg_status st = to_trash(store, folder, trash, err);
         if (st == LG_ERR_NOT_FOUND) {
             return LG_OK; /* somebody else removed it */
         }
@@ -280,29 +292,79 @@ static lg_status put_tombstone(lg_store *store, const char *folder, const char *
     return st;
 }
 
-lg_status lg__attempt_end(lg_store *store, const char *folder, const char *run_id, lg_generation g, const char *attempt,
-                          uint64_t epoch, lg_error *err)
+static lg_status end_by_rename(lg_store *store, const char *folder, const char trash[LG__NAME_MAX], const char *keep,
+                               lg_error *err)
+{
+    lg_status st = to_trash(store, folder, trash, err);
+    if (st == LG_ERR_NOT_FOUND) {
+        return lg_error_set(err, LG_ERR_EXISTS, "%s is gone: it was committed or ended", folder);
+    }
+    LG__TRY(st);
+    /* It cannot commit any more; its bytes are the sweep's if this fails. */
+    lg_error ignored = LG_ERROR_INIT;
+    if (keep != NULL) {
+        empty_folder(store, trash, keep, &ignored);
+    } else {
+        lg__folder_remove(store, trash, &ignored);
+    }
+    return LG_OK;
+}
+
+void lg__attempt_trash(const lg_store *store, const char *folder, const char *attempt, uint64_t epoch,
+                       char out[LG__NAME_MAX])
 {
     if (lg__store_can(store, LG_CAP_RENAME_DIR)) {
-        char trash[LG__NAME_MAX];
-        lg_status st = to_trash(store, folder, epoch, trash, err);
-        if (st == LG_ERR_NOT_FOUND) {
-            return lg_error_set(err, LG_ERR_EXISTS, "%s is gone: it was committed or ended", folder);
-        }
-        LG__TRY(st);
-        /* It cannot commit any more; its bytes are the sweep's if this fails. */
-        lg_error ignored = LG_ERROR_INIT;
-        lg__folder_remove(store, trash, &ignored);
-        return LG_OK;
+        lg__trash_name(epoch, attempt, folder, out);
+    } else {
+        lg__text_copy(out, LG__NAME_MAX, folder);
     }
+}
+
+void lg__attempt_forget(lg_store *store, const char *folder, const char *attempt, uint64_t epoch)
+{
+    char where[LG__NAME_MAX], path[2 * LG__NAME_MAX];
+    lg_error ignored = LG_ERROR_INIT;
+    lg__attempt_trash(store, folder, attempt, epoch, where);
+    if (lg__store_can(store, LG_CAP_RENAME_DIR)) {
+        lg__folder_remove(store, where, &ignored);
+    } else if (lg__path_join(path, sizeof path, where, LG__FAILED)) {
+        lg__store_remove_file(store, path, &ignored);
+    }
+}
+
+static lg_status end_by_tombstone(lg_store *store, const char *folder, const char *run_id, lg_generation g,
+                                  const char *attempt, uint64_t epoch, const char *keep, lg_error *err)
+{
     lg_status st = put_tombstone(store, folder, run_id, g, attempt, epoch, err);
     if (st == LG_ERR_NOT_FOUND) {
         return LG_OK; /* somebody else removed the folder: nothing can be committed in it */
     }
     LG__TRY(st);
     lg_error ignored = LG_ERROR_INIT;
-    empty_folder(store, folder, LG__MANIFEST, &ignored);
+    empty_folder_but(store, folder, LG__MANIFEST, keep, &ignored);
     return LG_OK;
+}
+
+lg_status lg__attempt_end(lg_store *store, const char *folder, const char *run_id, lg_generation g, const char *attempt,
+                          uint64_t epoch, lg_error *err)
+{
+    if (lg__store_can(store, LG_CAP_RENAME_DIR)) {
+        char trash[LG__NAME_MAX];
+        LG__TRY(fresh_trash(folder, epoch, trash, err));
+        return end_by_rename(store, folder, trash, NULL, err);
+    }
+    return end_by_tombstone(store, folder, run_id, g, attempt, epoch, NULL, err);
+}
+
+lg_status lg__attempt_fail(lg_store *store, const char *folder, const char *run_id, lg_generation g,
+                           const char *attempt, uint64_t epoch, lg_error *err)
+{
+    if (lg__store_can(store, LG_CAP_RENAME_DIR)) {
+        char trash[LG__NAME_MAX];
+        lg__attempt_trash(store, folder, attempt, epoch, trash);
+        return end_by_rename(store, folder, trash, LG__FAILED, err);
+    }
+    return end_by_tombstone(store, folder, run_id, g, attempt, epoch, LG__FAILED, err);
 }
 
 #define NO_RUN "00000000000000000000000000000000"

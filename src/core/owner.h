@@ -28,6 +28,15 @@ lg_status lg__owner_end_attempts(lg_store *store, uint64_t epoch, lg_error *err)
 lg_status lg__attempt_end(lg_store *store, const char *folder, const char *run_id, lg_generation g, const char *attempt,
                           uint64_t epoch, lg_error *err);
 
+/* The same for an attempt that failed, by its own session: the file `failed`, with
+ * the cause, stays, in the folder whose name lg__attempt_trash gives (on stores
+ * without folder rename in `folder`), until lg__attempt_forget. */
+lg_status lg__attempt_fail(lg_store *store, const char *folder, const char *run_id, lg_generation g,
+                           const char *attempt, uint64_t epoch, lg_error *err);
+void lg__attempt_trash(const lg_store *store, const char *folder, const char *attempt, uint64_t epoch,
+                       char out[LG__NAME_MAX]);
+void lg__attempt_forget(lg_store *store, const char *folder, const char *attempt, uint64_t epoch);
+
 /* LG_ERR_SUPERSEDED if an owner above `epoch` is there. */
 lg_status lg__owner_check(lg_store *store, uint64_t epoch, lg_error *err);
 

@@ -425,6 +425,10 @@ lg_status lg_resume(lg_session *session, const lg_resume_options *options, lg_ta
     const uint32_t known = LG_RESUME_STRICT | LG_RESUME_UNVERIFIED;
     LG__RETURN_IF(session == NULL, err, LG_ERR_INVALID, "lg_resume: no session");
     lg_session *s = session;
+    LG__TRY(lg__session_usable(s, "lg_resume", err));
+    if (s->job != NULL) { /* launched on all ranks alike, and settled on all */
+        LG__TRY(lg_session_wait(s, s->deadline_ms / 2, NULL, err));
+    }
     lg_resume_result *r = lg__calloc(1, sizeof *r);
     search q = {0};
     lg_status mine = r == NULL ? lg__nomem(err) : LG_OK;

@@ -92,6 +92,15 @@ lg_status lg__retention_judge(lg_store *store, const lg__walk *w, uint32_t keep_
     return LG_OK;
 }
 
+/* This may be the background's thread. */
+static void complain(lg_session *s, const lg_error *err, uint64_t failures)
+{
+    pthread_mutex_lock(&s->lock);
+    s->status.removal_failures += failures;
+    lg__text_copy(s->status.last_removal_error, sizeof s->status.last_removal_error, err->message);
+    pthread_mutex_unlock(&s->lock);
+}
+
 static lg_status run(lg_session *s, lg_generation committed, lg_error *err)
 {
     /* A stale owner removes nothing: a newer session may stand on what looks
@@ -122,16 +131,16 @@ static lg_status run(lg_session *s, lg_generation committed, lg_error *err)
     for (size_t i = 0; st == LG_OK && i < w->n; i++) {
         if (verdicts[i].fate == LG__GOES) {
             lg_error one = LG_ERROR_INIT;
-            if (lg__checkpoint_remove(s->store, w->items[i].name, s->epoch, &one) == LG_OK) {
-                s->status.removed++;
-            } else {
-                s->status.removal_failures++;
-                trouble = one;
-            }
+            bool removed = lg__checkpoint_remove(s->store, w->items[i].name, s->epoch, &one) == LG_OK;
+            pthread_mutex_lock(&s->lock);
+            s->status.removed += removed;
+            s->status.removal_failures += !removed;
+            pthread_mutex_unlock(&s->lock);
+            trouble = removed ? trouble : one;
         }
     }
     if (st == LG_OK && trouble.status != LG_OK) {
-        lg__text_copy(s->status.last_removal_error, sizeof s->status.last_removal_error, trouble.message);
+        complain(s, &trouble, 0);
     }
     lg__free(verdicts);
     lg__walk_free(w);
@@ -145,7 +154,6 @@ void lg__retention_run(lg_session *s, lg_generation committed)
     }
     lg_error err = LG_ERROR_INIT;
     if (run(s, committed, &err) != LG_OK) {
-        s->status.removal_failures++;
-        lg__text_copy(s->status.last_removal_error, sizeof s->status.last_removal_error, err.message);
+        complain(s, &err, 1);
     }
 }

@@ -17,6 +17,9 @@
 /* Boxes of one tensor on one rank, each of which is in a file of its own. */
 #define LG__MAX_BOXES LG__MAX_FILES
 
+typedef struct lg__plan_box lg__plan_box;
+typedef struct lg__stage lg__stage; /* stage.h */
+
 typedef enum lg__placement { LG__PLACE_LAYOUT, LG__PLACE_BOXES, LG__PLACE_UNDECLARED } lg__placement;
 
 typedef struct lg__source_box { /* irregular boxes: memory of each */
@@ -62,6 +65,15 @@ typedef struct lg__save_attach {
     size_t bytes;
 } lg__save_attach;
 
+/* What a save in the background does otherwise than one in the foreground. */
+typedef struct lg__save_hooks {
+    /* The memory of this box has been read; boxes come in the order of the plan. */
+    void (*gathered)(const lg__plan_box *box, void *arg);
+    /* The sums file is about to appear. Waits if it must; an error stops it. */
+    lg_status (*before_sums)(void *arg, lg_error *err);
+    void *arg;
+} lg__save_hooks;
+
 struct lg_save {
     lg_session *session;
     lg_error failed; /* the first error of an adding call; status LG_OK: none */
@@ -79,6 +91,7 @@ struct lg_save {
     uint64_t block_bytes, buffer_bytes;
     uint64_t header_limit; /* a file's header is cut here: LG__ST_SPLIT_HEADER, less in tests */
     uint32_t unshared;
+    const lg__save_hooks *hooks; /* of a save in the background; NULL in others */
     /* One object a layout, so that equal pointers are equal layouts. */
     lg_layout **layouts;
     size_t n_layouts, cap_layouts;
@@ -112,7 +125,7 @@ lg_status lg__save_intern(lg_save *save, lg_layout **layout, lg_error *err);
 
 /* ---- plan.c */
 
-typedef struct lg__plan_box { /* one tensor box in one file */
+struct lg__plan_box { /* one tensor box in one file */
     const char *key;          /* in the file */
     lg_dtype dtype;
     lg__region box;             /* global */
@@ -121,8 +134,9 @@ typedef struct lg__plan_box { /* one tensor box in one file */
     const uint64_t *mem_size;   /* NULL: box.size */
     const int64_t *strides;     /* bytes, ndim entries; NULL: packed row-major */
     bool finite_check;
+    bool lazy;          /* the memory may be read after lg_save_launch has returned */
     const char *tensor; /* for messages */
-} lg__plan_box;
+};
 
 typedef struct lg__plan_file {
     char name[LG__NAME_MAX];
@@ -203,10 +217,17 @@ typedef struct lg__written {
  * plan in `folder`, reading the memory once (gather and CRC32C in one pass);
  * then the sums file under a temporary name; syncs all; renames the sums file
  * into place (plain create when the store cannot rename files). The caller
- * syncs the folder. Uses at most save->buffer_bytes of staging. A failed
+ * syncs the folder; in a save in the background (hooks) it is synced before the
+ * sums file appears, whose name says that this rank is done. Uses at most
+ * save->buffer_bytes of staging. A failed
  * write leaves its files behind for the sweep. */
 lg_status lg__save_write(lg_save *save, lg_store *store, const char *folder, const lg__plan *plan,
                          const lg__save_ids *ids, lg__written *out, lg_error *err);
+
+/* The same for an image of the files in memory; lg__stage_take gives its parts.
+ * Hooks are not called. */
+lg_status lg__save_write_stage(lg_save *save, lg_store *store, const char *folder, const lg__plan *plan,
+                               const lg__save_ids *ids, lg__stage *stage, lg__written *out, lg_error *err);
 
 /* ---- merge.c: on the coordinator */
 

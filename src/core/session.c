@@ -5,6 +5,8 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/thread.h"
+#include "core/background.h"
 #include "core/owner.h"
 #include "core/sweep.h"
 
@@ -31,6 +33,14 @@ static lg_status take_options(lg_session *s, const lg_session_options *o, lg_err
     s->keep_every = o->keep_every;
     s->check_replicas = o->check_replicas;
     s->deadline_ms = o->deadline_ms != 0 ? o->deadline_ms : DEFAULT_DEADLINE_MS;
+    s->staging_bytes = o->staging_bytes;
+    s->kv = o->kv;
+    LG__RETURN_IF(o->kv != NULL && (o->kv->ops == NULL || o->kv->ops->version != LG_KV_OPS_VERSION ||
+                                    o->kv->ops->set == NULL || o->kv->ops->get == NULL),
+                  err, LG_ERR_INVALID, "the key-value store lacks a function or has another version than %d",
+                  LG_KV_OPS_VERSION);
+    LG__RETURN_IF(s->staging_bytes != 0 && s->staging_bytes < MIN_BUFFER_BYTES, err, LG_ERR_INVALID,
+                  "staging_bytes %" PRIu64 " is less than 1 MiB", s->staging_bytes);
     s->block_bytes = o->block_bytes != 0 ? o->block_bytes : DEFAULT_BLOCK_BYTES;
     s->buffer_bytes = o->buffer_bytes != 0 ? o->buffer_bytes : DEFAULT_BUFFER_BYTES;
     LG__RETURN_IF(s->block_bytes < MIN_BLOCK_BYTES || s->block_bytes > MAX_BLOCK_BYTES ||
@@ -52,7 +62,7 @@ static lg_status take_options(lg_session *s, const lg_session_options *o, lg_err
     return LG_OK;
 }
 
-static void session_free(lg_session *s)
+void lg__session_free(lg_session *s)
 {
     if (s->owns_store) {
         lg_store_free(s->store);
@@ -60,6 +70,8 @@ static void session_free(lg_session *s)
     if (s->owns_comm) {
         lg_comm_free(s->comm);
     }
+    lg__pages_free(s->pages, s->pages_bytes);
+    pthread_mutex_destroy(&s->lock);
     lg__free(s->bad);
     lg__free(s);
 }
@@ -236,13 +248,15 @@ lg_status lg_session_open(const char *root, const lg_session_options *options, l
     if (s == NULL) {
         return lg__nomem(err);
     }
+    pthread_mutex_init(&s->lock, NULL);
+    s->forks = lg__forks();
     /* From here on every rank goes through the same exchanges, whatever
      * happened to it: errors travel. */
     s->comm = o->size == sizeof *o ? o->comm : NULL;
     if (s->comm == NULL) {
         lg_status st = lg_comm_single_create(&s->comm, err);
         if (st != LG_OK) {
-            lg__free(s);
+            lg__session_free(s);
             return st;
         }
         s->owns_comm = true;
@@ -279,7 +293,7 @@ lg_status lg_session_open(const char *root, const lg_session_options *options, l
     }
     if (st != LG_OK) {
         lg_error_wrap(err, "open %s", root != NULL ? root : "root");
-        session_free(s);
+        lg__session_free(s);
         return st;
     }
     *out = s;
@@ -289,10 +303,22 @@ lg_status lg_session_open(const char *root, const lg_session_options *options, l
 lg_status lg_session_close(lg_session *session, lg_error *err)
 {
     LG__ERR(err);
-    if (session == NULL) {
+    if (session == NULL || session->forks != lg__forks()) {
         return LG_OK;
     }
-    session_free(session);
+    bool left = false; /* to a save that does not end: it frees it */
+    lg_status st = lg__background_close(session, &left, err);
+    if (left) {
+        return st;
+    }
+    lg__session_free(session);
+    return st;
+}
+
+lg_status lg__session_usable(const lg_session *s, const char *what, lg_error *err)
+{
+    LG__RETURN_IF(s->forks != lg__forks(), err, LG_ERR_STATE,
+                  "%s: the session belongs to the process that opened it; a child made by fork cannot use it", what);
     return LG_OK;
 }
 
@@ -302,12 +328,23 @@ lg_status lg_session_get_status(const lg_session *session, lg_session_status *ou
 {
     LG__ERR(err);
     LG__RETURN_IF(session == NULL || out == NULL, err, LG_ERR_INVALID, "lg_session_get_status: NULL");
-    *out = session->status;
+    lg_session *s = (lg_session *)(uintptr_t)session; /* for its lock */
+    pthread_mutex_lock(&s->lock);
+    *out = s->status;
+    out->skips_in_a_row = s->skips_in_a_row;
+    out->phase = s->last_phase;
+    out->phase_step = s->last_step;
+    out->staging_bytes = s->pages_bytes;
+    pthread_mutex_unlock(&s->lock);
+    if (s->job != NULL) {
+        lg__background_phase(s->job, &out->phase, &out->phase_step);
+    }
     return LG_OK;
 }
 
 lg_status lg__session_save_facts(lg_session *s, lg__save_facts *out, lg_error *err)
 {
+    LG__TRY(lg__session_usable(s, "lg_save_begin", err));
     LG__RETURN_IF((s->flags & LG_SESSION_READ_ONLY) != 0, err, LG_ERR_STATE, "the session is read-only");
     *out = (lg__save_facts){
         .rank = s->comm->rank, .world = s->comm->size, .block_bytes = s->block_bytes, .buffer_bytes = s->buffer_bytes};

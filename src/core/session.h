@@ -9,6 +9,10 @@
 #include "core/save.h"
 #include "core/walk.h"
 
+#include <pthread.h>
+
+typedef struct lg__background lg__background;
+
 struct lg_session {
     lg_store *store;
     bool owns_store;
@@ -34,7 +38,20 @@ struct lg_session {
     bool parent_verified;
     lg_status broken; /* SUPERSEDED and the like: every later save fails */
     char broken_message[LG_ERROR_MESSAGE_MAX];
-    lg_session_status status;
+    lg_session_status status; /* under `lock` while a save is in flight */
+
+    /* saving in the background */
+    uint64_t forks; /* lg__forks when it was opened: children must not use it */
+    pthread_mutex_t lock;
+    lg__background *job; /* launched and not yet settled with the other ranks; NULL: none */
+    uint64_t staging_bytes;
+    lg_kv *kv;
+    void *pages; /* memory for copies, kept */
+    size_t pages_bytes;
+    uint32_t skips_in_a_row;
+    lg_save_phase last_phase; /* of the newest one that was settled */
+    uint64_t last_step;
+    lg_save_info last_launched; /* the newest one that was launched and committed */
 
     /* coordinator only */
     uint64_t serial;
@@ -42,6 +59,11 @@ struct lg_session {
     lg_generation *bad; /* found damaged while loading */
     size_t n_bad, cap_bad;
 };
+
+void lg__session_free(lg_session *s);
+
+/* LG_ERR_STATE in a child of fork: `what` names the call. */
+lg_status lg__session_usable(const lg_session *s, const char *what, lg_error *err);
 
 static inline bool lg__is_coordinator(const lg_session *s) { return s->comm->rank == 0; }
 

@@ -3,6 +3,7 @@
 #include "core/finite.h"
 #include "core/gather.h"
 #include "core/save.h"
+#include "core/stage.h"
 #include "core/writer.h"
 #include "store/store.h"
 
@@ -20,26 +21,6 @@ typedef struct walk {
     const lg__plan_box *box;
 } walk;
 
-/* Names the element of a box at byte `at` of it, in the tensor. */
-static lg_status not_finite(const lg__plan_box *box, uint64_t at, lg_error *err)
-{
-    uint64_t i = at / (lg_dtype_bits(box->dtype) / 8);
-    uint64_t place[LG_MAX_NDIM] = {0};
-    for (uint32_t d = box->box.ndim; d-- > 0;) {
-        place[d] = box->box.offset[d] + i % box->box.size[d];
-        i /= box->box.size[d];
-    }
-    lg__buf b;
-    lg__buf_init(&b, 1024);
-    for (uint32_t d = 0; d < box->box.ndim; d++) {
-        lg__buf_fmt(&b, "%s%llu", d > 0 ? ", " : "", (unsigned long long)place[d]);
-    }
-    lg_error_set(err, LG_ERR_INVALID, "tensor \"%s\" is not finite at [%s]", box->tensor,
-                 b.data != NULL && !b.failed ? b.data : "");
-    lg__buf_free(&b);
-    return LG_ERR_INVALID;
-}
-
 static lg_status add_bytes(const uint8_t *data, uint64_t bytes, uint64_t at, void *arg, lg_error *err)
 {
     const walk *w = arg;
@@ -48,10 +29,7 @@ static lg_status add_bytes(const uint8_t *data, uint64_t bytes, uint64_t at, voi
     }
     for (uint64_t i = 0, n; i < bytes; i += n) {
         n = bytes - i < SCAN_BYTES ? bytes - i : SCAN_BYTES;
-        size_t bad = lg__finite_scan(w->box->dtype, data + i, (size_t)n);
-        if (bad < n) {
-            return not_finite(w->box, at + i + bad, err);
-        }
+        LG__TRY(lg__finite_check(w->box, data + i, n, at + i, err));
         LG__TRY(lg__writer_append(w->writer, data + i, n, err));
     }
     return LG_OK;
@@ -85,6 +63,9 @@ static lg_status write_file(const lg_save *save, const char *path, const lg__pla
     for (size_t i = 0; i < file->n_boxes; i++) {
         walk w = {.writer = j->writer, .box = &file->boxes[i]};
         LG__TRY(lg__gather(&file->boxes[i], j->scratch, add_bytes, &w, err));
+        if (save->hooks != NULL && save->hooks->gathered != NULL) {
+            save->hooks->gathered(&file->boxes[i], save->hooks->arg);
+        }
     }
     return lg__writer_end(j->writer, err);
 }
@@ -105,7 +86,8 @@ static lg_status write_small(lg_store *store, const char *path, const lg__buf *b
 /* The sums file appears under its name only when it is durable, since its
  * name says that this rank is done. Where files cannot be renamed (objects) a
  * created file appears whole or not at all. */
-static lg_status write_sums(lg_store *store, const char *folder, uint32_t rank, const lg__buf *bytes, lg_error *err)
+static lg_status write_sums(lg_store *store, const char *folder, uint32_t rank, const lg__buf *bytes, bool sync_names,
+                            lg_error *err)
 {
     char name[LG__NAME_MAX], path[PATH_BYTES], temporary[PATH_BYTES];
     lg__sums_file(rank, name);
@@ -115,6 +97,9 @@ static lg_status write_sums(lg_store *store, const char *folder, uint32_t rank, 
     memcpy(temporary, path, n);
     memcpy(temporary + n, ".tmp", sizeof ".tmp");
     LG__TRY(write_small(store, temporary, bytes, err));
+    if (sync_names) {
+        LG__TRY(lg__store_sync_dir(store, folder, err));
+    }
     lg_error why = LG_ERROR_INIT;
     lg_status renamed = lg__store_rename_file(store, temporary, path, &why);
     if (renamed != LG_ERR_UNSUPPORTED) {
@@ -129,17 +114,22 @@ static lg_status write_sums(lg_store *store, const char *folder, uint32_t rank, 
 
 /* ------------------------------------------------------------------- a rank */
 
-static lg_status job_init(job *j, const lg_save *save, const lg__plan *plan, lg_store *store, lg_error *err)
+static lg_status job_init(job *j, const lg__plan *plan, lg_error *err)
 {
-    uint64_t scratch = save->buffer_bytes / 4 < SCRATCH_BYTES ? save->buffer_bytes / 4 : SCRATCH_BYTES;
-    uint64_t staging = save->buffer_bytes - scratch < STAGING_BYTES ? save->buffer_bytes - scratch : STAGING_BYTES;
     lg__buf_init(&j->encoded, SIZE_MAX / 2);
     lg__buf_init(&j->report, LG__REPORT_MAX);
     lg__buf_init(&j->sums, SIZE_MAX / 2);
+    j->digests = lg__malloc(plan->n_files * sizeof *j->digests);
+    return j->digests == NULL ? lg__nomem(err) : LG_OK;
+}
+
+static lg_status job_take_memory(job *j, const lg_save *save, const lg__plan *plan, lg_store *store, lg_error *err)
+{
+    uint64_t scratch = save->buffer_bytes / 4 < SCRATCH_BYTES ? save->buffer_bytes / 4 : SCRATCH_BYTES;
+    uint64_t staging = save->buffer_bytes - scratch < STAGING_BYTES ? save->buffer_bytes - scratch : STAGING_BYTES;
     j->scratch.bytes = (size_t)scratch;
     j->scratch.data = lg__malloc(j->scratch.bytes);
-    j->digests = lg__malloc(plan->n_files * sizeof *j->digests);
-    if (j->scratch.data == NULL || j->digests == NULL) {
+    if (j->scratch.data == NULL) {
         return lg__nomem(err);
     }
     return lg__writer_new(store, staging, plan->bytes, &j->writer, err);
@@ -155,25 +145,52 @@ static void job_free(job *j)
     lg__buf_free(&j->sums);
 }
 
+static lg_status path_of(const char *folder, const lg__plan_file *file, char path[PATH_BYTES], lg_error *err)
+{
+    LG__RETURN_IF(!lg__path_join(path, PATH_BYTES, folder, file->name), err, LG_ERR_LIMIT,
+                  "the folder's name is too long");
+    return LG_OK;
+}
+
+/* The table of file i, known before the bytes are durable. */
+static lg_status add_table(job *j, size_t i, const lg__table *table, lg_error *err)
+{
+    size_t from = j->encoded.len;
+    lg__table_encode(table, &j->encoded);
+    LG__TRY(lg__buf_check(&j->encoded, "the table of checksums", err));
+    return lg__sha256_of(j->encoded.data + from, j->encoded.len - from, j->digests[i], err);
+}
+
 static lg_status add_file(job *j, const lg_save *save, const char *folder, const lg__plan *plan, size_t i,
                           lg_error *err)
 {
-    const lg__plan_file *file = &plan->files[i];
     char path[PATH_BYTES];
-    LG__RETURN_IF(!lg__path_join(path, sizeof path, folder, file->name), err, LG_ERR_LIMIT,
-                  "the folder's name is too long");
+    LG__TRY(path_of(folder, &plan->files[i], path, err));
     lg__table table;
-    lg_status status = write_file(save, path, file, j, &table, err);
-    if (status == LG_OK) { /* digests are known before the bytes are durable */
-        size_t from = j->encoded.len;
-        lg__table_encode(&table, &j->encoded);
-        status = lg__buf_check(&j->encoded, "the table of checksums", err);
-        if (status == LG_OK) {
-            status = lg__sha256_of(j->encoded.data + from, j->encoded.len - from, j->digests[i], err);
-        }
+    lg_status status = write_file(save, path, &plan->files[i], j, &table, err);
+    if (status == LG_OK) {
+        status = add_table(j, i, &table, err);
     }
     lg__free(table.block_crc);
     return status;
+}
+
+/* The same for a file that lies in a stage. */
+static lg_status add_staged(job *j, const lg_save *save, const char *folder, const lg__plan *plan, size_t i,
+                            lg__stage *stage, lg_error *err)
+{
+    char path[PATH_BYTES];
+    LG__TRY(path_of(folder, &plan->files[i], path, err));
+    lg__table table = lg__stage_table(stage, i);
+    LG__TRY(lg__writer_begin(j->writer, path, plan->files[i].name, NULL, save->block_bytes, &table, err));
+    for (bool last = false; !last;) {
+        const void *data;
+        size_t bytes;
+        LG__TRY(lg__stage_take(stage, i, &data, &bytes, &last, err));
+        LG__TRY(lg__writer_send(j->writer, data, bytes, err));
+    }
+    LG__TRY(lg__writer_end(j->writer, err));
+    return add_table(j, i, &table, err);
 }
 
 static lg_status finish(job *j, const lg_save *save, lg_store *store, const char *folder, const lg__plan *plan,
@@ -195,9 +212,12 @@ static lg_status finish(job *j, const lg_save *save, lg_store *store, const char
     LG__TRY(lg__buf_check(&j->sums, "the sums file", err));
     lg__written w = {.sums_bytes = j->sums.len, .bytes = plan->bytes + j->sums.len};
     LG__TRY(lg__sha256_of(j->report.data, j->report.len, w.report, err));
+    if (save->hooks != NULL && save->hooks->before_sums != NULL) {
+        LG__TRY(save->hooks->before_sums(save->hooks->arg, err));
+    }
     char name[LG__NAME_MAX];
     lg__sums_file(save->rank, name);
-    if (write_sums(store, folder, save->rank, &j->sums, err) != LG_OK) {
+    if (write_sums(store, folder, save->rank, &j->sums, save->hooks != NULL, err) != LG_OK) {
         return lg__writer_name_error(name, err);
     }
     *out = w;
@@ -208,9 +228,35 @@ lg_status lg__save_write(lg_save *save, lg_store *store, const char *folder, con
                          const lg__save_ids *ids, lg__written *out, lg_error *err)
 {
     job j = {0};
-    lg_status status = job_init(&j, save, plan, store, err);
+    lg_status status = job_init(&j, plan, err);
+    if (status == LG_OK) {
+        status = job_take_memory(&j, save, plan, store, err);
+    }
     for (size_t i = 0; i < plan->n_files && status == LG_OK; i++) {
         status = add_file(&j, save, folder, plan, i, err);
+    }
+    if (status == LG_OK) {
+        status = lg__writer_finish(j.writer, err);
+    }
+    if (status == LG_OK) {
+        status = finish(&j, save, store, folder, plan, ids, out, err);
+    }
+    job_free(&j);
+    return status;
+}
+
+lg_status lg__save_write_stage(lg_save *save, lg_store *store, const char *folder, const lg__plan *plan,
+                               const lg__save_ids *ids, lg__stage *stage, lg__written *out, lg_error *err)
+{
+    job j = {0};
+    lg_status status = job_init(&j, plan, err);
+    if (status == LG_OK) {
+        size_t bytes;
+        void *memory = lg__stage_memory(stage, &bytes);
+        status = lg__writer_new_sending(store, memory, bytes, &j.writer, err);
+    }
+    for (size_t i = 0; i < plan->n_files && status == LG_OK; i++) {
+        status = add_staged(&j, save, folder, plan, i, stage, err);
     }
     if (status == LG_OK) {
         status = lg__writer_finish(j.writer, err);

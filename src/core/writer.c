@@ -12,7 +12,10 @@
 #define BUFFER_BYTES (UINT64_C(1) << 20)
 /* Copied and digested at a time: stays in the processor's cache. */
 #define STEP_BYTES (UINT64_C(64) << 10)
-#define NO_BUFFER MAX_BUFFERS /* in a token: a sync */
+#define NO_BUFFER MAX_BUFFERS       /* in a token: a sync */
+#define SENT_BUFFER (MAX_BUFFERS + 1) /* in a token: the caller's memory */
+#define TOKENS (MAX_BUFFERS + 2)      /* of a file */
+#define SEND_DEPTH 16
 
 typedef struct out_file {
     lg_file *file; /* NULL: the slot is free */
@@ -48,7 +51,7 @@ lg_status lg__writer_name_error(const char *name, lg_error *err)
 
 static uint64_t token_of(const lg__writer *w, const out_file *f, uint32_t buffer)
 {
-    return (uint64_t)(f - w->files) * (MAX_BUFFERS + 1) + buffer;
+    return (uint64_t)(f - w->files) * TOKENS + buffer;
 }
 
 static lg_status close_file(lg__writer *w, out_file *f, lg_error *err)
@@ -63,13 +66,15 @@ static lg_status reap(lg__writer *w, lg_error *err)
 {
     uint64_t token = 0;
     lg_status status = lg__queue_wait(w->queue, &token, err);
-    out_file *f = &w->files[token / (MAX_BUFFERS + 1)];
-    uint32_t buffer = (uint32_t)(token % (MAX_BUFFERS + 1));
+    out_file *f = &w->files[token / TOKENS];
+    uint32_t buffer = (uint32_t)(token % TOKENS);
     if (buffer == NO_BUFFER) {
         f->syncing = false;
         return status == LG_OK ? close_file(w, f, err) : lg__writer_name_error(f->name, err);
     }
-    w->spare[w->n_spare++] = buffer;
+    if (buffer != SENT_BUFFER) {
+        w->spare[w->n_spare++] = buffer;
+    }
     f->under_way--;
     if (status != LG_OK) {
         return lg__writer_name_error(f->name, err);
@@ -200,7 +205,26 @@ lg_status lg__writer_begin(lg__writer *w, const char *path, const char *name, co
     w->at = w->in_block = w->n_blocks = 0;
     w->block_bytes = block_bytes;
     w->table = table;
+    if (header == NULL) {
+        w->n_blocks = table->n_blocks;
+        return LG_OK;
+    }
     return add(w, (const uint8_t *)header->data, header->len, false, err);
+}
+
+lg_status lg__writer_send(lg__writer *w, const void *data, size_t bytes, lg_error *err)
+{
+    LG__TRY(reap_until_room(w, err));
+    const lg_queue_op write = {.kind = LG_QUEUE_WRITE,
+                               .file = w->now->file,
+                               .data = (void *)(uintptr_t)data,
+                               .bytes = bytes,
+                               .offset = w->at,
+                               .token = token_of(w, w->now, SENT_BUFFER)};
+    LG__TRY(lg__queue_submit(w->queue, &write, err));
+    w->now->under_way++;
+    w->at += bytes;
+    return LG_OK;
 }
 
 lg_status lg__writer_end(lg__writer *w, lg_error *err)
@@ -259,6 +283,23 @@ lg_status lg__writer_new(lg_store *store, uint64_t memory, uint64_t expected, lg
         const lg_queue_spec spec = {.depth = w->n_buffers, .memory = w->memory.data, .memory_bytes = w->memory.bytes};
         status = lg__queue_open(store, &spec, expected, &w->queue, err);
     }
+    if (status != LG_OK) {
+        lg__writer_free(w);
+        return status;
+    }
+    *out = w;
+    return LG_OK;
+}
+
+lg_status lg__writer_new_sending(lg_store *store, void *memory, size_t bytes, lg__writer **out, lg_error *err)
+{
+    lg__writer *w = lg__calloc(1, sizeof *w);
+    if (w == NULL) {
+        return lg__nomem(err);
+    }
+    w->store = store;
+    const lg_queue_spec spec = {.depth = SEND_DEPTH, .memory = memory, .memory_bytes = bytes};
+    lg_status status = lg__queue_open(store, &spec, bytes, &w->queue, err);
     if (status != LG_OK) {
         lg__writer_free(w);
         return status;

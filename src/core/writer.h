@@ -28,9 +28,17 @@ void lg__writer_free(lg__writer *w);
  * and stays until the end; block_crc of `table` is filled by append. */
 lg_status lg__writer_begin(lg__writer *w, const char *path, const char *name, const lg__buf *header,
                            uint64_t block_bytes, lg__table *table, lg_error *err);
+/* header NULL: it comes by lg__writer_send. */
 lg_status lg__writer_append(lg__writer *w, const uint8_t *data, uint64_t bytes, lg_error *err);
 /* All of the file's data has come: as many bytes and blocks as the table says. */
 lg_status lg__writer_end(lg__writer *w, lg_error *err);
+
+/* A writer of what lies in `memory` already, which outlives it: instead of
+ * appending, parts of it are sent as they are. block_crc of a table is the
+ * caller's then. */
+lg_status lg__writer_new_sending(lg_store *store, void *memory, size_t bytes, lg__writer **out, lg_error *err);
+/* The next bytes of the file; they do not change until the writer is finished. */
+lg_status lg__writer_send(lg__writer *w, const void *data, size_t bytes, lg_error *err);
 
 /* Waits until all files are durable and closed. */
 lg_status lg__writer_finish(lg__writer *w, lg_error *err);

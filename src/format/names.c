@@ -57,6 +57,11 @@ void lg__shard_file(uint32_t rank, lg_group group, uint32_t number, uint32_t cou
              lg_group_name(group), (uint64_t)number + 1, count, group == LG_GROUP_RAW ? "state" : "safetensors");
 }
 
+void lg__rank_failed_file(uint32_t rank, char out[LG__NAME_MAX])
+{
+    snprintf(out, LG__NAME_MAX, "rank-%05" PRIu64 ".failed", (uint64_t)rank + 1);
+}
+
 void lg__sums_file(uint32_t rank, char out[LG__NAME_MAX])
 {
     snprintf(out, LG__NAME_MAX, "rank-%05" PRIu64 ".sums", (uint64_t)rank + 1);

@@ -41,6 +41,8 @@ void lg__trash_name(uint64_t epoch, const char *token, const char *name, char ou
  * from 1 on disk. */
 void lg__shard_file(uint32_t rank, lg_group group, uint32_t number, uint32_t count, char out[LG__NAME_MAX]);
 void lg__sums_file(uint32_t rank, char out[LG__NAME_MAX]);
+/* Where a rank that fails in the background leaves the cause: rank-00001.failed. */
+void lg__rank_failed_file(uint32_t rank, char out[LG__NAME_MAX]);
 /* lastgood-<kind>-<n>.json; false if the name is none of a side record. */
 void lg__side_file(const char *kind, uint32_t n, char out[LG__NAME_MAX]);
 bool lg__side_name_parse(const char *name, char kind[32], uint32_t *n);

@@ -217,6 +217,9 @@ lg_status model_add(lg_save *save, const model *m, lg_error *err)
     t[4].flags = LG_TENSOR_BUFFER;
     t[5].name = "count", t[5].dtype = LG_I64, t[5].data = &m->count;
     t[6].name = "none", t[6].ndim = 2, t[6].shape = none_shape, t[6].layout = rows;
+    for (size_t i = 0; i < 4; i++) {
+        t[i].flags |= m->lazy ? LG_TENSOR_LAZY : 0;
+    }
     lg_status st = LG_OK;
     for (size_t i = 0; st == LG_OK && i < 7; i++) {
         st = lg_save_tensor(save, &t[i], err);
@@ -242,19 +245,32 @@ lg_status model_add(lg_save *save, const model *m, lg_error *err)
     return st;
 }
 
+static lg_status describe(lg_session *s, const model *m, uint64_t step, lg_save **out, lg_error *err)
+{
+    lg_status st = lg_save_begin(s, step, NULL, out, err);
+    if (st != LG_OK) {
+        return st;
+    }
+    st = model_add(*out, m, err);
+    if (st != LG_OK) {
+        lg_save_abort(*out);
+    }
+    return st;
+}
+
 lg_status model_save(lg_session *s, const model *m, uint64_t step, lg_save_info *info, lg_error *err)
 {
     lg_save *save;
-    lg_status st = lg_save_begin(s, step, NULL, &save, err);
-    if (st != LG_OK) {
-        return st;
-    }
-    st = model_add(save, m, err);
-    if (st != LG_OK) {
-        lg_save_abort(save);
-        return st;
-    }
-    return lg_save_commit(save, info, err);
+    lg_status st = describe(s, m, step, &save, err);
+    return st != LG_OK ? st : lg_save_commit(save, info, err);
+}
+
+lg_status model_launch(lg_session *s, const model *m, uint64_t step, const lg_launch_options *o, lg_launch_info *info,
+                       lg_error *err)
+{
+    lg_save *save;
+    lg_status st = describe(s, m, step, &save, err);
+    return st != LG_OK ? st : lg_save_launch(save, o, info, err);
 }
 
 lg_status model_load_state(model *m, lg_checkpoint *c, lg_error *err)

@@ -48,6 +48,7 @@ void run_ranks(uint32_t world, lg_store *store, void (*fn)(rank_env *env), void 
 typedef struct model {
     uint32_t rank, world;
     bool stats_differ; /* each rank has its own */
+    bool lazy;         /* "w", "b" and the moments are added as LG_TENSOR_LAZY */
     float w[13 * 6];
     float moments[2][13 * 6]; /* this rank's range of each, packed */
     uint16_t b[7];
@@ -66,6 +67,8 @@ void model_clear(model *m);
 const char *model_wrong(const model *m, uint64_t step);
 lg_status model_add(lg_save *save, const model *m, lg_error *err);
 lg_status model_save(lg_session *s, const model *m, uint64_t step, lg_save_info *info, lg_error *err);
+lg_status model_launch(lg_session *s, const model *m, uint64_t step, const lg_launch_options *o, lg_launch_info *info,
+                       lg_error *err);
 lg_status model_targets(lg_load *load, void *m, lg_error *err); /* lg_targets_fn */
 lg_status model_load_state(model *m, lg_checkpoint *c, lg_error *err);
 
