@@ -375,13 +375,12 @@ ON_EVERY_ROOT(k04_f065_k06_an_error_in_the_background_is_told_by_the_next_call_o
     for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i++) {
         test_root fresh;
         root_make(&fresh, root->kind);
-        failing c = {.f = fault_store_new(fresh.store),
-                     .plan = {.kinds = cases[i / 2].kinds,
-                              .path = cases[i / 2].path,
-                              .os_errno = cases[i / 2].os_errno},
-                     .want = cases[i / 2].want,
-                     .says = cases[i / 2].says,
-                     .by_wait = i % 2 == 1};
+        failing c = {
+            .f = fault_store_new(fresh.store),
+            .plan = {.kinds = cases[i / 2].kinds, .path = cases[i / 2].path, .os_errno = cases[i / 2].os_errno},
+            .want = cases[i / 2].want,
+            .says = cases[i / 2].says,
+            .by_wait = i % 2 == 1};
         run_all(3, fault_store_handle(c.f), fail_once, &c);
         for (uint32_t r = 1; r < 3; r++) {
             assert_int_equal(c.told[r].rank, c.told[0].rank);
@@ -531,7 +530,11 @@ static void be_superseded(rank_env *env)
     model_fill(&m, 2);
     RANK_TRY(env, model_launch(s, &m, 2, NULL, NULL, &env->err));
     lg_error told = LG_ERROR_INIT;
-    RANK_CHECK(env, lg_session_wait(s, 60000, NULL, &told) == LG_ERR_SUPERSEDED);
+    lg_status st = lg_session_wait(s, 60000, NULL, &told);
+    if (st != LG_ERR_SUPERSEDED) {
+        print_message("# got %s: %s\n", lg_status_name(st), st != LG_OK ? told.message : "");
+    }
+    RANK_CHECK(env, st == LG_ERR_SUPERSEDED);
     lg_error again = LG_ERROR_INIT;
     RANK_CHECK(env, model_launch(s, &m, 3, NULL, NULL, &again) == LG_ERR_SUPERSEDED);
     RANK_TRY(env, lg_session_close(s, &env->err));
@@ -842,15 +845,17 @@ static void save_with_keys(rank_env *env)
     for (uint64_t step = 1; step <= 4; step++) {
         model_fill(&m, step);
         if (step == 3 && env->rank == 0) {
-            fault_store_arm(c->f, (fault_plan){.kinds = FAULT_BIT(FAULT_SYNC),
-                                               .path = "shard-00002-optim",
-                                               .os_errno = EIO});
+            fault_store_arm(c->f,
+                            (fault_plan){.kinds = FAULT_BIT(FAULT_SYNC), .path = "shard-00002-optim", .os_errno = EIO});
         }
         RANK_TRY(env, model_launch(s, &m, step, NULL, NULL, &env->err));
         lg_save_info info;
         lg_error told = LG_ERROR_INIT;
         lg_status st = lg_session_wait(s, 20000, &info, &told);
         if (step == 3) {
+            if (st != LG_ERR_IO) {
+                print_message("# got %s: %s\n", lg_status_name(st), st != LG_OK ? told.message : "");
+            }
             RANK_CHECK(env, st == LG_ERR_IO);
             RANK_CHECK(env, told.rank == 1 && strstr(told.message, "shard-00002-optim") != NULL);
         } else {

@@ -344,7 +344,7 @@ typedef struct lg_session lg_session;
 typedef struct lg_save lg_save;
 typedef struct lg_load lg_load;
 typedef struct lg_checkpoint lg_checkpoint;
-typedef struct lg_kv lg_kv;       /* a key-value store that ranks share; backend.h */
+typedef struct lg_kv lg_kv; /* a key-value store that ranks share; backend.h */
 
 /* Owner epoch and serial; a later one is newer, whatever the steps say. */
 typedef struct lg_generation {
@@ -388,8 +388,8 @@ typedef struct lg_session_options {
     lg_kv *kv;
 } lg_session_options;
 
-#define LG_SESSION_OPTIONS_INIT                                           \
-    {                                                                     \
+#define LG_SESSION_OPTIONS_INIT                                                    \
+    {                                                                              \
         sizeof(lg_session_options), NULL, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, 0, NULL \
     }
 
@@ -556,8 +556,8 @@ typedef struct lg_launch_options {
     uint32_t max_skips;    /* LG_LAUNCH_SKIP: after so many in a row it waits; 0 = 10 */
 } lg_launch_options;
 
-#define LG_LAUNCH_OPTIONS_INIT                 \
-    {                                          \
+#define LG_LAUNCH_OPTIONS_INIT                \
+    {                                         \
         sizeof(lg_launch_options), 0, 0, 0, 0 \
     }
 
@@ -570,12 +570,12 @@ typedef enum lg_skip_reason {
 typedef struct lg_launch_info {
     uint64_t step;
     lg_generation generation;
-    char folder[72];       /* its name once it is committed */
+    char folder[72];        /* its name once it is committed */
     lg_skip_reason skipped; /* why nothing was launched */
-    uint64_t bytes_staged; /* copied before the launch returned, by this rank */
-    uint64_t bytes_lazy;   /* to be copied until the fence, by this rank */
-    int windowed;          /* the part did not fit the staging memory: copied as it is written */
-    double seconds;        /* the launch took, with its waiting */
+    uint64_t bytes_staged;  /* copied before the launch returned, by this rank */
+    uint64_t bytes_lazy;    /* to be copied until the fence, by this rank */
+    int windowed;           /* the part did not fit the staging memory: copied as it is written */
+    double seconds;         /* the launch took, with its waiting */
 } lg_launch_info;
 
 /* Collective. Starts the save that `save` describes and returns when all that

@@ -243,10 +243,10 @@ static lg_status await_check(lg__background *job, lg_error *err)
 static lg_status write_part(lg__background *job, lg__written *out, lg_error *err)
 {
     lg_session *s = job->s;
-    lg_status st = job->stage != NULL ? lg__save_write_stage(job->save, s->store, job->a.folder, job->plan, &job->ids,
-                                                             job->stage, out, err)
-                                      : lg__save_write(job->save, s->store, job->a.folder, job->plan, &job->ids, out,
-                                                       err);
+    lg_status st =
+        job->stage != NULL
+            ? lg__save_write_stage(job->save, s->store, job->a.folder, job->plan, &job->ids, job->stage, out, err)
+            : lg__save_write(job->save, s->store, job->a.folder, job->plan, &job->ids, out, err);
     if (st == LG_OK && lg__is_coordinator(s)) {
         st = lg__commit_attached(job->save, &job->a, &out->bytes, err);
     }
@@ -300,6 +300,15 @@ static lg_status lead_to_the_end(lg__background *job, const lg__bulletin *b, lg_
 static lg_status follow(lg__background *job, const lg__bulletin *b, lg_status st, const lg__written *mine, result *r,
                         lg_error *err)
 {
+    if (st == LG_ERR_SUPERSEDED) { /* the folder is gone: why, is not this rank's to say */
+        r->own = false;
+        if (b->kv != NULL) {
+            lg_error ignored = LG_ERROR_INIT;
+            (void)lg__bulletin_post(b, st, mine, err, &ignored);
+        }
+        enter(job, LG_PHASE_WAITING);
+        return lg__bulletin_watch(b, job->s->deadline_ms, err);
+    }
     if (st != LG_OK) {
         lg_error ignored = LG_ERROR_INIT;
         (void)lg__bulletin_post(b, st, mine, err, &ignored); /* else the coordinator's deadline tells */

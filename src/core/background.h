@@ -9,7 +9,12 @@
 
 #include "core/commit.h"
 
-typedef enum lg__last_state { LG__LAST_NONE = 0, LG__LAST_IN_FLIGHT, LG__LAST_COMMITTED, LG__LAST_FAILED } lg__last_state;
+typedef enum lg__last_state {
+    LG__LAST_NONE = 0,
+    LG__LAST_IN_FLIGHT,
+    LG__LAST_COMMITTED,
+    LG__LAST_FAILED
+} lg__last_state;
 
 /* This rank's view of it. */
 typedef struct lg__last {

@@ -13,7 +13,7 @@
 
 #define KEY_BYTES 64
 #define NOTE_MAX (LG_ERROR_MESSAGE_MAX + 256)
-#define VANISHED_MS UINT64_C(5000) /* a wrong guess is put right by the next exchange */
+#define VANISHED_MS UINT64_C(1000) /* a wrong guess is put right by the next exchange */
 #define LATE_SHOWN 8
 
 /* -------------------------------------------------------------------- notes
@@ -213,11 +213,13 @@ typedef struct seen {
     const lg__bulletin *b;
     uint8_t *done;   /* of each rank */
     uint32_t failed; /* the lowest rank that left a cause; UINT32_MAX: none */
+    bool ended;      /* a manifest is there, which can only be a tombstone */
 } seen;
 
 static int look_at_name(const lg_node *node, void *arg)
 {
     seen *s = arg;
+    s->ended = s->ended || strcmp(node->name, LG__MANIFEST) == 0;
     uint64_t number = 0;
     int end = 0;
     char again[LG__NAME_MAX];
@@ -241,7 +243,8 @@ static lg_status look_by_files(const lg__bulletin *b, seen *s, bool *all, lg_err
 {
     s->failed = UINT32_MAX;
     lg_status st = lg__store_list(b->store, b->attempt->folder, look_at_name, s, err);
-    LG__TRY(st == LG_ERR_NOT_FOUND ? lg__commit_vanished(st, b->attempt, err) : st);
+    st = st == LG_OK && s->ended ? LG_ERR_NOT_FOUND : st;
+    LG__TRY(lg__commit_vanished(st, b->attempt, err));
     note n;
     char name[LG__NAME_MAX];
     if (s->failed != UINT32_MAX) {
@@ -434,8 +437,8 @@ lg_status lg__bulletin_watch(const lg__bulletin *b, uint64_t deadline_ms, lg_err
         if (now - began >= deadline_ms) {
             return gone ? lg__commit_vanished(LG_ERR_NOT_FOUND, b->attempt, err)
                         : lg_error_set(err, LG_ERR_TIMEOUT,
-                                       "rank 0 has neither committed nor given up %" PRIu64
-                                       " ms after rank %" PRIu32 " wrote its part",
+                                       "rank 0 has neither committed nor given up %" PRIu64 " ms after rank %" PRIu32
+                                       " wrote its part",
                                        deadline_ms, b->rank);
         }
         lg__pause(now - began);

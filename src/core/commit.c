@@ -53,7 +53,8 @@ typedef struct opening {
 
 lg_status lg__commit_scratch_new(uint32_t world, scratch *out, lg_error *err)
 {
-    *out = (scratch){.sizes = lg__calloc(world, sizeof *out->sizes), .written = lg__calloc(world, sizeof *out->written)};
+    *out =
+        (scratch){.sizes = lg__calloc(world, sizeof *out->sizes), .written = lg__calloc(world, sizeof *out->written)};
     return out->sizes == NULL || out->written == NULL ? lg__nomem(err) : LG_OK;
 }
 
@@ -80,7 +81,8 @@ static lg_status first_trouble(uint32_t rank, uint32_t status, int32_t os_errno,
     return (lg_status)status;
 }
 
-static const char *const calls[] = {"another call", "lg_save_commit", "lg_save_launch", "lg_save_launch", "lg_session_wait"};
+static const char *const calls[] = {"another call", "lg_save_commit", "lg_save_launch", "lg_save_launch",
+                                    "lg_session_wait"};
 
 /* What all ranks together know of the save before. The same on all of them. */
 typedef struct verdict {
@@ -98,7 +100,10 @@ static void weigh(verdict *v, uint32_t rank, uint32_t world, const opening *o, c
 {
     const bool failed = o->last_state == LG__LAST_FAILED;
     if (rank == 0) {
-        *v = (verdict){.state = (lg__last_state)o->last_state, .told = true, .step = o->last_step, .bytes = o->last_bytes,
+        *v = (verdict){.state = (lg__last_state)o->last_state,
+                       .told = true,
+                       .step = o->last_step,
+                       .bytes = o->last_bytes,
                        .in_place = o->last_in_place != 0};
     }
     v->state = o->last_state == LG__LAST_IN_FLIGHT ? LG__LAST_IN_FLIGHT : v->state;
@@ -142,8 +147,8 @@ static lg_status check_opening(uint32_t rank, const opening *o, size_t bytes, co
     if (!whole || o->purpose == 0 || o->purpose > LG__TO_WAIT) {
         lg_error_set(err, LG_ERR_CONFLICT, "rank %" PRIu32 " is in another call than %s", rank, call);
     } else if (o->purpose != first->purpose) {
-        lg_error_set(err, LG_ERR_CONFLICT, "ranks do not call the same: rank 0 is in %s, rank %" PRIu32 " in %s%s", call,
-                     rank, calls[o->purpose],
+        lg_error_set(err, LG_ERR_CONFLICT, "ranks do not call the same: rank 0 is in %s, rank %" PRIu32 " in %s%s",
+                     call, rank, calls[o->purpose],
                      o->purpose + first->purpose == LG__TO_LAUNCH + LG__TO_LAUNCH_OR_SKIP
                          ? "; one of them with LG_LAUNCH_SKIP or another max_skips"
                          : "");

@@ -136,9 +136,11 @@ static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
     LG__RETURN_IF(!irregular && t->layout == NULL, err, LG_ERR_INTERNAL, "tensor \"%s\" has no layout yet", t->name);
     const bool copies = !irregular && t->layout->kind == LG__COPIES;
     const lg_group group = lg__file_group(t->group, t->dtype, copies);
-    lg__plan_box box = {
-        .key = t->name, .tensor = t->name, .dtype = t->dtype, .finite_check = (d->save->flags & LG_SAVE_FINITE) != 0,
-        .lazy = (t->flags & LG_TENSOR_LAZY) != 0};
+    lg__plan_box box = {.key = t->name,
+                        .tensor = t->name,
+                        .dtype = t->dtype,
+                        .finite_check = (d->save->flags & LG_SAVE_FINITE) != 0,
+                        .lazy = (t->flags & LG_TENSOR_LAZY) != 0};
     if (group == LG_GROUP_RAW && (box.key = prefixed(d->plan->arena, LG__RAW_TENSOR_PREFIX, t->name)) == NULL) {
         return lg__nomem(err);
     }

@@ -395,8 +395,8 @@ static lg_status describe(lg_save *save, const lg_tensor *tensor, lg__save_tenso
     LG__RETURN_IF(tensor->ndim > 0 && tensor->shape == NULL, err, LG_ERR_INVALID, "shape is NULL");
     LG__RETURN_IF((tensor->flags & ~(uint32_t)(LG_TENSOR_BUFFER | LG_TENSOR_LAZY)) != 0, err, LG_ERR_INVALID,
                   "flags 0x%x are not for saving", tensor->flags & ~(uint32_t)(LG_TENSOR_BUFFER | LG_TENSOR_LAZY));
-    LG__RETURN_IF((tensor->flags & LG_TENSOR_BUFFER) != 0 && (tensor->flags & LG_TENSOR_LAZY) != 0, err,
-                  LG_ERR_INVALID, "a buffer may change in any forward pass: LG_TENSOR_LAZY is not for it");
+    LG__RETURN_IF((tensor->flags & LG_TENSOR_BUFFER) != 0 && (tensor->flags & LG_TENSOR_LAZY) != 0, err, LG_ERR_INVALID,
+                  "a buffer may change in any forward pass: LG_TENSOR_LAZY is not for it");
     LG__RETURN_IF(tensor->layout != NULL && tensor->boxes != NULL, err, LG_ERR_INVALID,
                   "it has both a layout and boxes");
     LG__RETURN_IF(tensor->boxes == NULL && tensor->n_boxes > 0, err, LG_ERR_INVALID, "n_boxes is %zu, but boxes NULL",

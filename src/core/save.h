@@ -126,7 +126,7 @@ lg_status lg__save_intern(lg_save *save, lg_layout **layout, lg_error *err);
 /* ---- plan.c */
 
 struct lg__plan_box { /* one tensor box in one file */
-    const char *key;          /* in the file */
+    const char *key;  /* in the file */
     lg_dtype dtype;
     lg__region box;             /* global */
     const void *data;           /* base for runs */

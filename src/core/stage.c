@@ -444,7 +444,8 @@ static lg_status build(lg__stage *s, lg_error *err)
         LG__TRY(lay_out(s, i, at, err));
         at += rounded(s->images[i].table.file_bytes);
     }
-    LG__RETURN_IF((size_t)(at - (uint8_t *)s->memory) > s->bytes, err, LG_ERR_INTERNAL, "the image is larger than planned");
+    LG__RETURN_IF((size_t)(at - (uint8_t *)s->memory) > s->bytes, err, LG_ERR_INTERNAL,
+                  "the image is larger than planned");
     return LG_OK;
 }
 

@@ -12,7 +12,7 @@
 #define BUFFER_BYTES (UINT64_C(1) << 20)
 /* Copied and digested at a time: stays in the processor's cache. */
 #define STEP_BYTES (UINT64_C(64) << 10)
-#define NO_BUFFER MAX_BUFFERS       /* in a token: a sync */
+#define NO_BUFFER MAX_BUFFERS         /* in a token: a sync */
 #define SENT_BUFFER (MAX_BUFFERS + 1) /* in a token: the caller's memory */
 #define TOKENS (MAX_BUFFERS + 2)      /* of a file */
 #define SEND_DEPTH 16
