@@ -7,10 +7,9 @@
 #include "support/ranks.h"
 #include "support/temp_dir.h"
 
-#include "base/hash.h"
 #include "base/mem.h"
 #include "base/thread.h"
-#include "core/session.h"
+#include "core/background.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -433,15 +432,9 @@ static void k06_f092_a_rank_that_hangs_in_its_store_is_named_by_the_others_and_c
     run_all(3, fault_store_handle(f), stall_one_rank, g);
     assert_int_equal(newest(root.store), 1);
     gate_set(g, false);
-    /* what was left behind ends by itself: its last look at the folder */
-    for (size_t n = 0, k = 0; k < 60000; k++) {
-        fault_store_log(f, &n);
-        if (fault_store_find(f, 0, FAULT_BIT(FAULT_OPEN), "failed") != SIZE_MAX || n > 100000) {
-            break;
-        }
-        lg__pause(1);
+    while (lg__background_left > 0) { /* what was left behind ends by itself */
+        lg__pause(0);
     }
-    lg__pause(1000);
     fault_store_free(f);
     free(g);
     root_drop(&root);

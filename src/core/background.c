@@ -12,6 +12,7 @@
 #include "core/stage.h"
 
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,6 +47,8 @@ struct lg__background {
     lg_save_info info;
 };
 
+_Atomic uint32_t lg__background_left;
+
 /* ------------------------------------------------- what the program's end does
  *
  * A program that returns from main without closing its session loses nothing
@@ -61,8 +64,10 @@ static void finish_all(void)
     pthread_mutex_unlock(&running_lock);
     for (; job != NULL; job = job->next) { /* nobody else launches or settles any more */
         lg_error ignored = LG_ERROR_INIT;
-        if (job->forks == lg__forks()) {
-            (void)lg__background_wait(job, job->s->deadline_ms, &ignored);
+        if (job->forks == lg__forks() && lg__background_wait(job, job->s->deadline_ms, &ignored) == LG_OK &&
+            job->has_thread) {
+            pthread_join(job->thread, NULL);
+            job->has_thread = false;
         }
     }
 }
@@ -157,6 +162,7 @@ static void over(lg__background *job, const result *r, lg_status status, const l
         s->job = NULL;
         lg__background_free(job);
         lg__session_free(s);
+        atomic_fetch_sub(&lg__background_left, 1);
     }
 }
 
@@ -324,12 +330,8 @@ static void *work(void *arg)
 {
     lg__background *job = arg;
     lg_session *s = job->s;
-    const lg__bulletin b = {.store = s->store,
-                            .kv = s->kv,
-                            .attempt = &job->a,
-                            .epoch = s->epoch,
-                            .rank = s->comm->rank,
-                            .world = s->comm->size};
+    const lg__bulletin b = {
+        .store = s->store, .kv = s->kv, .attempt = &job->a, .epoch = s->epoch, .rank = s->rank, .world = s->world};
     lg_error err = job->begin;
     lg__written written = {0};
     lg_status st = err.status == LG_OK ? write_part(job, &written, &err) : err.status;
@@ -570,7 +572,7 @@ lg_status lg__background_wait(lg__background *job, uint64_t deadline_ms, lg_erro
     if (!job->done) {
         st = lg_error_set(err, LG_ERR_TIMEOUT, "the save of step %" PRIu64 " is still %s after %" PRIu64 " ms (%s)",
                           job->info.step, lg_save_phase_name(job->phase), deadline_ms, job->a.folder);
-        err->rank = (int)job->s->comm->rank;
+        err->rank = (int)job->s->rank;
     }
     pthread_mutex_unlock(&job->lock);
     return st;
@@ -678,6 +680,7 @@ lg_status lg__background_close(lg_session *s, bool *left, lg_error *err)
         const bool runs = !job->done;
         if (runs) {
             job->abandoned = true;
+            atomic_fetch_add(&lg__background_left, 1);
             job->has_thread = false;
             pthread_detach(job->thread);
         }

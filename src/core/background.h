@@ -57,4 +57,7 @@ void lg__background_told(lg__background *job);
  * itself and the session when it ends. */
 lg_status lg__background_close(lg_session *s, bool *left, lg_error *err);
 
+/* Saves that still run though their sessions were closed. */
+extern _Atomic uint32_t lg__background_left;
+
 #endif

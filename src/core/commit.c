@@ -515,7 +515,7 @@ static lg_status describe_attached(const lg_save *save, lg__manifest *m, lg_erro
 static lg_status make_manifest(lg_save *save, const attempt *a, const lg__written *written, lg__buf *out, lg_error *err)
 {
     lg_session *s = save->session;
-    uint32_t world = s->comm->size;
+    uint32_t world = s->world;
     lg__report **reports = lg__calloc(world, sizeof *reports);
     lg__manifest *m = NULL;
     lg_status st = reports == NULL ? lg__nomem(err) : lg__manifest_new(&m, err);

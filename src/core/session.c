@@ -261,6 +261,8 @@ lg_status lg_session_open(const char *root, const lg_session_options *options, l
         }
         s->owns_comm = true;
     }
+    s->rank = s->comm->rank;
+    s->world = s->comm->size;
     s->deadline_ms = DEFAULT_DEADLINE_MS;
     lg_status st = take_options(s, o, err);
     if (st == LG_OK && out == NULL) {

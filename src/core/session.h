@@ -16,8 +16,9 @@ typedef struct lg__background lg__background;
 struct lg_session {
     lg_store *store;
     bool owns_store;
-    lg_comm *comm;
+    lg_comm *comm; /* not for background threads: the caller may free it first */
     bool owns_comm;
+    uint32_t rank, world;
     uint32_t flags;
     uint32_t keep_last;
     uint64_t keep_every;
@@ -65,7 +66,7 @@ void lg__session_free(lg_session *s);
 /* LG_ERR_STATE in a child of fork: `what` names the call. */
 lg_status lg__session_usable(const lg_session *s, const char *what, lg_error *err);
 
-static inline bool lg__is_coordinator(const lg_session *s) { return s->comm->rank == 0; }
+static inline bool lg__is_coordinator(const lg_session *s) { return s->rank == 0; }
 
 bool lg__session_is_bad(const lg_session *s, lg_generation g);
 lg_status lg__session_add_bad(lg_session *s, lg_generation g, lg_error *err);
