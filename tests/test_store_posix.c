@@ -1004,7 +1004,9 @@ static int direct_calls(const char *path)
         size_t n = strlen(calls[i]);
         for (const char *p = text; (p = strstr(p, calls[i])) != NULL; p += n) {
             bool member = p > text && (p[-1] == '.' || p[-1] == '>');
-            if (p[n] == '(' && !member && (p == text || !is_name(p[-1]))) {
+            size_t line = strcspn(p, ";");
+            bool memory = memmem(p, line, "MAP_ANONYMOUS", strlen("MAP_ANONYMOUS")) != NULL; /* of no file */
+            if (p[n] == '(' && !member && !memory && (p == text || !is_name(p[-1]))) {
                 print_error("%s calls %s\n", path, calls[i]);
                 found++;
             }
