@@ -25,10 +25,10 @@ static const char style[] =
     "text{font:13px system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;fill:#24292f}"
     ".back{fill:#ffffff}.title{font-size:17px;font-weight:600}.small{font-size:11.5px;fill:#57606a}"
     ".limit{fill:#b6bec8}.bar{fill:#2f7fd1}.unsure{fill:#a9c9ee}"
-    ".line{stroke:#57606a;stroke-width:1}.grid{stroke:#d0d7de;stroke-width:1}"
+    ".line{stroke:#1f2328;stroke-width:1}.grid{stroke:#d0d7de;stroke-width:1}"
     "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.back{fill:#0d1117}.small{fill:#9198a1}"
     ".limit{fill:#555d68}.bar{fill:#4c9bea}.unsure{fill:#2b5078}"
-    ".line{stroke:#c3cad2}.grid{stroke:#30363d}}";
+    ".line{stroke:#f0f6fc}.grid{stroke:#30363d}}";
 
 /* Text of an element. */
 static void put_text(text *t, double x, double y, const char *class, const char *anchor, const char *s)
@@ -101,7 +101,8 @@ static void put_row(text *t, const bench_result *r, bench_row row, bool is_limit
     free(all);
 }
 
-/* A limit and all that is held against it. Returns where the next one begins. */
+/* A limit and all that is held against it; of what has neither, the time. Returns
+ * where the next one begins. */
 static double put_group(text *t, const bench_result *r, bench_row limit, double y)
 {
     bool any = false;
@@ -115,6 +116,15 @@ static double put_group(text *t, const bench_result *r, bench_row limit, double 
             put_row(t, r, row, false, y);
             y += ROW_HEIGHT;
         }
+    }
+    if (!any && bench_rows[limit].limit == NO_ROW) {
+        char name[BENCH_NAME_TEXT], figure[BENCH_TIME_TEXT];
+        double base = y + BAR_HEIGHT - 4;
+        put_text(t, BAR_X - 10, base, "name", "end", bench_row_name(r, limit, name));
+        put_text(t, TEXT_X, base, "figure", "start",
+                 bench_time_text(bench_summarise(&r->samples, limit).seconds.median, figure));
+        y += ROW_HEIGHT;
+        any = true;
     }
     return any ? y + GROUP_GAP : y;
 }

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -347,6 +348,7 @@ static int run_in_child(cli *c, const char *path, const wishes *w, const bench_p
     pid_t parent = getpid(), child = fork();
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGTERM);
+        setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* it would be as large as the state */
         sigprocmask(SIG_SETMASK, &before, NULL);
         if (getppid() != parent) {
             raise(SIGTERM);
