@@ -77,7 +77,7 @@ static char *make_summary(const bench_result *r)
         }
         text_free(&t);
     }
-    return need_strdup(text_str(&all));
+    return all.data != NULL ? all.data : need_strdup("");
 }
 
 /* ------------------------------------------------------------------- advice */
@@ -137,9 +137,7 @@ static void advise_loading(const bench_result *r, const bench_machine *m, bench_
                   "gains from depth.");
     }
     if (verdict(r, ROW_LOAD_WARM) == BENCH_IS_BELOW) {
-        ADVISE(w,
-               "A warm load copies and checks every byte, a memcpy only copies. More processors help; so does memory "
-               "aligned to 64 bytes.");
+        ADVISE(w, "A warm load copies and checks every byte, a memcpy only copies: more processors help.");
     }
 }
 

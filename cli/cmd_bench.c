@@ -319,14 +319,17 @@ static int end_as(cli *c, int status, const sigset_t *before)
     if (WIFEXITED(status)) {
         return WEXITSTATUS(status);
     }
+    static const int usual[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE};
     int sig = WTERMSIG(status);
     if (isatty(STDERR_FILENO)) {
         fputs("\r\033[K", stderr); /* where the child drew its bar */
     }
-    if (sig == SIGINT || sig == SIGTERM || sig == SIGHUP || sig == SIGQUIT) {
-        signal(sig, SIG_DFL);
-        raise(sig);
-        sigprocmask(SIG_SETMASK, before, NULL);
+    for (size_t i = 0; i < sizeof usual / sizeof *usual; i++) {
+        if (sig == usual[i]) {
+            signal(sig, SIG_DFL);
+            raise(sig);
+            sigprocmask(SIG_SETMASK, before, NULL);
+        }
     }
     return report_as(c, LG_ERR_CANCELLED, sig == SIGKILL ? "was memory short? --size takes less" : NULL,
                      "ended by signal %d (%s); what it had written is removed", sig, strsignal(sig));
@@ -335,6 +338,7 @@ static int end_as(cli *c, int status, const sigset_t *before)
 static int run_in_child(cli *c, const char *path, const wishes *w, const bench_plan *plan, const bench_machine *m)
 {
     sigset_t set, before;
+    signal(SIGCHLD, SIG_DFL); /* inherited as ignored it would hide how the child ends */
     signals_to_wait_for(&set);
     sigprocmask(SIG_BLOCK, &set, &before); /* from before there is anything to remove */
     lg_error err = LG_ERROR_INIT;
