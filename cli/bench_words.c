@@ -133,8 +133,8 @@ static void advise_loading(const bench_result *r, const bench_machine *m, bench_
         }
     } else if (r->samples.have[ROW_LOAD_COLD] && r->samples.n >= BENCH_RESOLVING_ROUNDS &&
                bench_summarise(&r->samples, ROW_LOAD_COLD).ratio.low > 1.1) {
-        ADVISE(w, "A cold load is faster than the raw read because it has more bytes under way than 4 MiB: this device "
-                  "gains from depth.");
+        ADVISE(w, "A cold load is faster than the raw read. It has more bytes under way than 4 MiB, from which this "
+                  "device may gain.");
     }
     if (verdict(r, ROW_LOAD_WARM) == BENCH_IS_BELOW) {
         ADVISE(w, "A warm load copies and checks every byte, a memcpy only copies: more processors help.");
@@ -148,6 +148,10 @@ static void make_advice(const bench_result *r, const bench_machine *m, bench_wor
     if (verdict(r, ROW_STALL_EAGER) == BENCH_IS_BELOW) {
         ADVISE(w, "Mark what only the optimizer changes as LG_TENSOR_LAZY: training then waits at the launch only for "
                   "what may change earlier.");
+    }
+    if (verdict(r, ROW_FENCE) == BENCH_IS_BELOW) {
+        ADVISE(w, "A fence right after the launch is the worst case: lazy copies leave the processors to training. One "
+                  "that comes later waits less; more lazy_threads at the launch make them faster.");
     }
     bool unknown = false;
     for (bench_row row = 0; row < N_ROWS; row++) {
