@@ -12,6 +12,7 @@
  *   report.c     errors, hints, notes, the JSON document
  *   text.c       sizes, escaping, colours; table.c: aligned columns
  *   nearest.c    what may have been meant
+ *   bench_….c    what `lastgood bench` is made of; bench_rows.h begins
  *   slice.c, chunk.c, value.c, npy.c    parts of tensors, and their values
  *
  * Results go to standard output, all else to standard error. With --json
@@ -93,6 +94,7 @@ int cmd_prune(cli *c);
 int cmd_sweep(cli *c);
 int cmd_get(cli *c);
 int cmd_diff(cli *c);
+int cmd_bench(cli *c);
 int cmd_help(cli *c);
 
 #endif

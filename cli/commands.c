@@ -82,6 +82,20 @@ static const cli_option diff_options[] = {
 static const char *const diff_examples[] = {"lastgood diff runs/a@500 runs/b@500",
                                             "lastgood diff --tensors='layers.*' runs/a@400 runs/a@500", NULL};
 
+static const cli_option bench_options[] = {
+    {'s', "size", "SIZE", "of the state, as 512MiB or 2GiB (default: 2 GiB, less where memory or space is short)"},
+    {'t', "tensors", "N", "how many tensors the state has (default: 257)"},
+    {'r', "rounds", "N", "rounds that count (default: 7; below 6 nothing is resolved)"},
+    {'n', "ranks", "N", "save and load by N ranks, which are threads (default: 1)"},
+    {0, "buffer", "SIZE", "memory that a save uses for transfers (default: the library's, 64 MiB)"},
+    {'q', "quick", NULL, "256 MiB and 6 rounds, unless --size or --rounds say otherwise"},
+    {0, "json", "[FILE]", "with =FILE: write the JSON document there, and print the table all the same"},
+    {0, "svg", "FILE", "draw a picture"},
+    END};
+static const char *const bench_examples[] = {"lastgood bench --quick",
+                                             "lastgood bench /mnt/nvme --json=nvme.json --svg nvme.svg",
+                                             "LASTGOOD_IO=threads lastgood bench --size=8GiB --ranks=4 runs/a", NULL};
+
 static const cli_option no_options[] = {END};
 static const char *const help_examples[] = {"lastgood help verify", NULL};
 
@@ -153,6 +167,16 @@ const cli_command cli_commands[] = {
      "when all their bits are. Memory stays bounded.\n\n"
      "Exit status 0 when they are equal, 1 when they differ, 2 when that could not be told.",
      diff_options, diff_examples, cmd_diff},
+    {"bench", "[PATH]", 0, 1, "measure saving and loading on this machine",
+     "Saves and loads a state in a folder of its own under PATH (the current folder by\n"
+     "default), and in the same minutes does with the device and with memory what limits\n"
+     "them: plain direct writes and reads, memcpy. Every figure is a median; every ratio is of\n"
+     "figures of one round, with its 95 % interval.\n\n"
+     "Checkpoints in PATH are not touched. What it writes, at most a little more than twice the\n"
+     "size at a time, is removed at the end, also when it is interrupted. It needs about three\n"
+     "times the size of memory, and refuses to begin where that or the space is not there.\n\n"
+     "LASTGOOD_IO and LASTGOOD_DIRECT choose the engine as for any program.",
+     bench_options, bench_examples, cmd_bench},
     {"help", "[COMMAND]", 0, 1, "explain a command", "Prints what 'lastgood COMMAND --help' prints.", no_options,
      help_examples, cmd_help},
     {NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, NULL},

@@ -14,6 +14,7 @@ static const char *const other_names[][2] = {
     {"fsck", "verify"},     {"scrub", "verify"},   {"cmp", "diff"},      {"compare", "diff"}, {"remove", "rm"},
     {"delete", "rm"},       {"del", "rm"},         {"gc", "sweep"},      {"clean", "sweep"},  {"cleanup", "sweep"},
     {"revert", "rollback"}, {"reset", "rollback"}, {"undo", "rollback"}, {"unpin", "pin"},    {"keep", "pin"},
+    {"benchmark", "bench"}, {"speed", "bench"},    {"perf", "bench"},
 };
 
 static int unknown_command(cli *c, const char *name)

@@ -59,14 +59,20 @@ static size_t far_apart(const char *wanted, const char *name)
 
 void nearest_begin(nearest *s, const char *wanted) { *s = (nearest){.wanted = wanted}; }
 
+/* Those as near as each other go by name: folders list theirs in any order. */
+static bool nearer(size_t d, const char *name, size_t other_d, const char *other)
+{
+    return d != other_d ? d < other_d : strcmp(name, other) < 0;
+}
+
 void nearest_offer(nearest *s, const char *name)
 {
     size_t d = far_apart(s->wanted, name);
-    if (d == FAR || (s->n == NEAREST_MAX && d >= s->distance[s->n - 1])) {
+    if (d == FAR || (s->n == NEAREST_MAX && !nearer(d, name, s->distance[s->n - 1], s->name[s->n - 1]))) {
         return;
     }
     size_t at = s->n < NEAREST_MAX ? s->n++ : NEAREST_MAX - 1;
-    for (; at > 0 && s->distance[at - 1] > d; at--) {
+    for (; at > 0 && nearer(d, name, s->distance[at - 1], s->name[at - 1]); at--) {
         s->name[at] = s->name[at - 1];
         s->distance[at] = s->distance[at - 1];
     }

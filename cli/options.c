@@ -123,7 +123,8 @@ static int check_args(cli *c)
 
 static int set_common(cli *c)
 {
-    c->json = cli_has(c, "json");
+    /* bench's --json=FILE writes a file, and the table stays. */
+    c->json = cli_has(c, "json") && cli_value(c, "json") == NULL;
     c->bytes = cli_has(c, "bytes");
     c->quiet = cli_has(c, "quiet");
     if (c->json) {

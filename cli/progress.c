@@ -13,7 +13,7 @@
 
 /* One program, one bar. */
 static struct {
-    bool on, shown;
+    bool on, shown, steps;
     char what[80];
     double began, drawn;
 } bar;
@@ -35,7 +35,7 @@ void progress_begin(const cli *c, const char *what)
 {
     const char *term = getenv("TERM");
     bar.on = !c->quiet && isatty(STDERR_FILENO) && (term == NULL || strcmp(term, "dumb") != 0);
-    bar.shown = false;
+    bar.shown = bar.steps = false;
     snprintf(bar.what, sizeof bar.what, "%s", what);
     bar.began = now();
     bar.drawn = 0;
@@ -62,8 +62,13 @@ static void draw(uint64_t done, uint64_t total, double seconds)
     if (rate > 0 && part < 1) {
         time_text((double)(total - done) / rate, left);
     }
-    int n = snprintf(line, sizeof line, " %3.0f%%  %s of %s  %.0f MB/s  %s left", part * 100,
+    int n;
+    if (bar.steps) {
+        n = snprintf(line, sizeof line, " %3.0f%%  %s left", part * 100, left);
+    } else {
+        n = snprintf(line, sizeof line, " %3.0f%%  %s of %s  %.0f MB/s  %s left", part * 100,
                      size_text(&plain, done, have), size_text(&plain, total, all), rate / 1e6, left);
+    }
     int room = (int)columns() - 1 - n - (int)text_columns(bar.what) - 4;
     fprintf(stderr, "\r\033[K%s ", bar.what);
     if (room >= 10) {
@@ -91,6 +96,15 @@ int progress_update(uint64_t done, uint64_t total, void *arg)
         }
     }
     return 0;
+}
+
+void progress_step(const char *what, unsigned done, unsigned total)
+{
+    if (bar.on) {
+        bar.steps = true;
+        snprintf(bar.what, sizeof bar.what, "%s", what);
+        draw(done, total, now() - bar.began);
+    }
 }
 
 void progress_clear(void)

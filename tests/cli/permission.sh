@@ -17,3 +17,7 @@ run ordinary lastgood ls a
 run ordinary lastgood show a
 run ordinary lastgood verify a
 run ordinary lastgood get a@100 w 0,0
+mkdir closed
+chmod 555 closed
+run ordinary lastgood bench closed --size=32MiB
+find closed
