@@ -80,6 +80,17 @@ void lg__buf_fill(lg__buf *b, char c, size_t n)
     }
 }
 
+void lg__buf_u64(lg__buf *b, uint64_t v)
+{
+    char digits[20];
+    size_t n = 0;
+    do {
+        digits[sizeof digits - ++n] = (char)('0' + v % 10);
+        v /= 10;
+    } while (v > 0);
+    lg__buf_add(b, digits + sizeof digits - n, n);
+}
+
 void lg__buf_u32le(lg__buf *b, uint32_t v)
 {
     unsigned char p[4];

@@ -24,6 +24,7 @@ void lg__buf_add(lg__buf *b, const void *data, size_t bytes);
 void lg__buf_str(lg__buf *b, const char *s);
 void lg__buf_fmt(lg__buf *b, const char *format, ...) LG_PRINTF(2, 3);
 void lg__buf_fill(lg__buf *b, char c, size_t n);
+void lg__buf_u64(lg__buf *b, uint64_t v); /* in decimal */
 void lg__buf_u32le(lg__buf *b, uint32_t v);
 void lg__buf_u64le(lg__buf *b, uint64_t v);
 

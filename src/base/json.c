@@ -9,10 +9,37 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* jansson's own depth limit is far above ours; count before it recurses. */
-static bool too_deep(const char *text, size_t bytes)
+/* ----------------------------------------------------- memory that runs out
+ *
+ * jansson ignores that a buffer of its reader could not grow, and goes on with
+ * a string or number that lacks a byte. So its allocator notes each failure,
+ * and after a call that had one the result does not count. The hook is set when
+ * the library is loaded, and hands on to whatever was set before. */
+
+static json_malloc_t next_malloc;
+static json_free_t next_free;
+static _Thread_local bool refused;
+
+static void *noting_malloc(size_t bytes)
 {
-    size_t depth = 0;
+    void *p = lg__mem_must_fail() ? NULL : next_malloc(bytes);
+    refused = refused || p == NULL;
+    return p;
+}
+
+static void noting_free(void *p) { next_free(p); }
+
+__attribute__((constructor)) static void hook_jansson(void)
+{
+    json_get_alloc_funcs(&next_malloc, &next_free);
+    json_set_alloc_funcs(noting_malloc, noting_free);
+}
+
+/* ------------------------------------------------------------------- reading */
+
+/* jansson's own depth limit is far above ours; count before it recurses. */
+static bool too_deep(const char *text, size_t bytes, size_t depth)
+{
     bool in_string = false;
     for (size_t i = 0; i < bytes; i++) {
         char c = text[i];
@@ -35,28 +62,39 @@ static bool too_deep(const char *text, size_t bytes)
     return false;
 }
 
-lg_status lg__json_parse(const char *text, size_t bytes, json_t **out, lg_error *err)
+lg_status lg__json_parse_piece(const char *text, size_t bytes, size_t at, size_t depth, json_t **out, lg_error *err)
 {
-    LG__RETURN_IF(too_deep(text, bytes), err, LG_ERR_FORMAT, "invalid JSON: nested more than %d deep",
+    LG__RETURN_IF(too_deep(text, bytes, depth), err, LG_ERR_FORMAT, "invalid JSON: nested more than %d deep",
                   LG__JSON_MAX_DEPTH);
     /* jansson drops a NUL behind a number or word; no JSON text has one. */
     const char *nul = bytes > 0 ? memchr(text, '\0', bytes) : NULL;
-    LG__RETURN_IF(nul != NULL, err, LG_ERR_FORMAT, "invalid JSON at byte %zu: a NUL", (size_t)(nul - text));
+    LG__RETURN_IF(nul != NULL, err, LG_ERR_FORMAT, "invalid JSON at byte %zu: a NUL", at + (size_t)(nul - text));
     json_error_t why;
     errno = 0;
+    refused = false;
     json_t *value = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &why);
+    /* Want of memory may look like a wrong token, and a file must not count as
+     * damaged because memory was out. */
+    if (refused) {
+        json_decref(value);
+        return lg__nomem(err);
+    }
     if (value == NULL) {
-        /* jansson does not tell want of memory from a wrong token, and a file
-         * must not count as damaged because memory was out. */
         if (errno == ENOMEM || why.text[0] == '\0' || json_error_code(&why) == json_error_out_of_memory) {
             return lg__nomem(err);
         }
         char shown[2 * sizeof why.text];
-        return lg_error_set(err, LG_ERR_FORMAT, "invalid JSON at byte %d: %s", why.position,
+        return lg_error_set(err, LG_ERR_FORMAT, "invalid JSON at byte %zu: %s",
+                            at + (why.position > 0 ? (size_t)why.position : 0),
                             lg__printable(why.text, shown, sizeof shown));
     }
     *out = value;
     return LG_OK;
+}
+
+lg_status lg__json_parse(const char *text, size_t bytes, json_t **out, lg_error *err)
+{
+    return lg__json_parse_piece(text, bytes, 0, 0, out, err);
 }
 
 static const char *type_name(json_type type)
@@ -198,7 +236,13 @@ void lg__buf_json_str(lg__buf *b, const char *s, size_t bytes)
 
 void lg__buf_json_u64(lg__buf *b, uint64_t v)
 {
-    lg__buf_fmt(b, v > UINT64_C(1) << 53 ? "\"%" PRIu64 "\"" : "%" PRIu64, v);
+    if (v <= UINT64_C(1) << 53) {
+        lg__buf_u64(b, v);
+        return;
+    }
+    lg__buf_add(b, "\"", 1);
+    lg__buf_u64(b, v);
+    lg__buf_add(b, "\"", 1);
 }
 
 static int dump(const char *data, size_t bytes, void *arg)
@@ -211,7 +255,8 @@ static int dump(const char *data, size_t bytes, void *arg)
 lg_status lg__buf_json(lg__buf *b, const json_t *value, bool sorted, lg_error *err)
 {
     size_t flags = JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17) | (sorted ? JSON_SORT_KEYS : 0);
-    if (json_dump_callback(value, dump, b, flags) != 0) {
+    refused = false;
+    if (json_dump_callback(value, dump, b, flags) != 0 || refused) {
         LG__TRY(lg__buf_check(b, "JSON text", err));
         return lg__nomem(err);
     }
