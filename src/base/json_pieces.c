@@ -343,7 +343,8 @@ static lg_status add_member(json_t *object, lg__json_piece key, json_t *value, l
     return json_object_set_new_nocheck(object, key.at, value) == 0 ? LG_OK : lg__nomem(err);
 }
 
-lg_status lg__json_parse_but(lg__json_piece text, const char *apart, json_t **out, lg__json_piece *piece, lg_error *err)
+lg_status lg__json_parse_but(lg__json_piece text, size_t depth, const char *apart, json_t **out, lg__json_piece *piece,
+                             lg_error *err)
 {
     lg__arena *arena = lg__arena_new(); /* for keys */
     json_t *object = json_object();
@@ -365,7 +366,7 @@ lg_status lg__json_parse_but(lg__json_piece text, const char *apart, json_t **ou
             found = value;
             parsed = json_null();
         } else if (status == LG_OK) {
-            status = lg__json_parse_piece(value.at, value.n, (size_t)(value.at - text.at), 1, &parsed, err);
+            status = lg__json_parse_piece(value.at, value.n, (size_t)(value.at - text.at), depth + 1, &parsed, err);
         }
         if (status == LG_OK) {
             status = add_member(object, key, parsed, err);

@@ -81,8 +81,9 @@ bool lg__json_take_numbers(const char **p, const char *end, uint64_t *out, size_
 
 /* An object whose member `apart` stays text, since it may be long; *piece is
  * {NULL, 0} where it is absent. All other members are parsed, and the rules are
- * those of lg__json_parse. json_decref(*out). */
-lg_status lg__json_parse_but(lg__json_piece text, const char *apart, json_t **out, lg__json_piece *piece,
+ * those of lg__json_parse_piece, with `depth` objects and arrays around it.
+ * json_decref(*out). */
+lg_status lg__json_parse_but(lg__json_piece text, size_t depth, const char *apart, json_t **out, lg__json_piece *piece,
                              lg_error *err);
 
 #endif

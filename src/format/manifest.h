@@ -9,6 +9,7 @@
  * the end of the file. The same prefix is used by side and rollback records. */
 
 #include "base/buf.h"
+#include "base/json_pieces.h"
 #include "base/mem.h"
 #include "format/layout.h"
 
@@ -109,5 +110,7 @@ bool lg__manifest_is_copies(const lg__manifest *m, const lg__manifest_tensor *t)
  * the closing brace) and checks and strips it. */
 lg_status lg__sealed_json(const char *body, size_t bytes, lg__buf *out, lg_error *err);
 lg_status lg__sealed_json_parse(const char *bytes, size_t n, json_t **out, lg_error *err);
+/* The same check; *out is the text of the object, not parsed yet. */
+lg_status lg__sealed_json_text(const char *bytes, size_t n, lg__json_piece *out, lg_error *err);
 
 #endif

@@ -2,7 +2,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "format/manifest.h"
-#include "format/member.h"
+#include "format/tensor_row.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -119,12 +119,7 @@ static void put_boxes(const lg__manifest_tensor *t, lg__buf *b)
 {
     lg__buf_str(b, ",\"boxes\":[");
     for (size_t i = 0; i < t->n_pieces; i++) {
-        const lg__stored_piece *p = &t->pieces[i];
-        lg__buf_fmt(b, "%s{\"rank\":%" PRIu32 ",\"offset\":", i == 0 ? "" : ",", p->rank);
-        lg__buf_json_u64s(b, p->box.offset, p->box.ndim);
-        lg__buf_str(b, ",\"size\":");
-        lg__buf_json_u64s(b, p->box.size, p->box.ndim);
-        lg__buf_str(b, "}");
+        lg__buf_box(b, i == 0, &t->pieces[i].rank, &t->pieces[i].box);
     }
     lg__buf_str(b, "]");
 }
@@ -135,22 +130,15 @@ static void put_tensors(const lg__manifest *m, lg__buf *b)
     for (size_t i = 0; i < m->n_tensors; i++) {
         const lg__manifest_tensor *t = &m->tensors[i];
         put_row(b, i);
-        lg__buf_str(b, "{");
-        put_text(b, "name", t->name);
-        lg__buf_fmt(b, ",\"group\":\"%s\",\"dtype\":\"%s\",\"shape\":", lg_group_name(t->group),
-                    lg_dtype_name(t->dtype));
-        lg__buf_json_u64s(b, t->shape, t->ndim);
+        lg__tensor_desc desc = lg__manifest_desc(t);
+        lg__buf_tensor_row(b, &desc);
         if (!t->stored) {
             /* where its bytes lie is said once, by the tensor it is tied to */
         } else if (t->layout == LG__IRREGULAR) {
             put_boxes(t, b);
         } else {
-            lg__buf_str(b, ",");
-            put_u64(b, "layout", t->layout);
-            if (m->layouts[t->layout]->kind == LG__FLAT) {
-                lg__buf_str(b, ",");
-                put_u64(b, "flat_offset", t->flat_offset);
-            }
+            bool flat = m->layouts[t->layout]->kind == LG__FLAT;
+            lg__buf_tensor_layout(b, t->layout, flat ? &t->flat_offset : NULL);
         }
         if (t->alias_of != NULL) {
             lg__buf_str(b, ",");

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/json_pieces.h"
+#include "format/member.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -153,16 +154,10 @@ static bool take_tensor_info(const char **p, const char *end, uint64_t shape[LG_
     slice dtype;
     uint64_t range[2];
     size_t ndim = 0, n = 0;
-    char name[16];
-    if (!LG__JSON_TAKE(&s, end, "{\"dtype\":") || !lg__json_take_string(&s, end, &dtype) || dtype.n >= sizeof name ||
-        !LG__JSON_TAKE(&s, end, ",\"shape\":") || !lg__json_take_numbers(&s, end, shape, LG_MAX_NDIM, &ndim) ||
+    if (!LG__JSON_TAKE(&s, end, "{\"dtype\":") || !lg__json_take_string(&s, end, &dtype) ||
+        !lg__dtype_of(dtype, &t->dtype) || !LG__JSON_TAKE(&s, end, ",\"shape\":") || !lg__json_take_numbers(&s, end, shape, LG_MAX_NDIM, &ndim) ||
         !LG__JSON_TAKE(&s, end, ",\"data_offsets\":") || !lg__json_take_numbers(&s, end, range, 2, &n) || n != 2 ||
         !LG__JSON_TAKE(&s, end, "}")) {
-        return false;
-    }
-    memcpy(name, dtype.at, dtype.n);
-    name[dtype.n] = '\0';
-    if (lg_dtype_parse(name, &t->dtype) != LG_OK) {
         return false;
     }
     t->ndim = (uint32_t)ndim;

@@ -53,7 +53,7 @@ static lg_status not_ours(const char *bytes, size_t n, lg_error *err)
                         n, lg__printable(first, shown, sizeof shown));
 }
 
-lg_status lg__sealed_json_parse(const char *bytes, size_t n, json_t **out, lg_error *err)
+lg_status lg__sealed_json_text(const char *bytes, size_t n, lg__json_piece *out, lg_error *err)
 {
     LG__RETURN_IF(n == 0, err, LG_ERR_CORRUPT, "empty: 0 bytes are there");
     if (n < PREFIX_BYTES || memcmp(bytes, OPENING, OPENING_BYTES) != 0) {
@@ -71,6 +71,14 @@ lg_status lg__sealed_json_parse(const char *bytes, size_t n, json_t **out, lg_er
     }
     size_t end = n - (bytes[n - 1] == '\n');
     LG__RETURN_IF(bytes[end - 1] != '}', err, LG_ERR_FORMAT, "bytes behind the closing brace: %zu bytes are there", n);
+    *out = (lg__json_piece){bytes, end};
+    return LG_OK;
+}
+
+lg_status lg__sealed_json_parse(const char *bytes, size_t n, json_t **out, lg_error *err)
+{
+    lg__json_piece text;
+    LG__TRY(lg__sealed_json_text(bytes, n, &text, err));
     /* It begins with a brace, so it can be nothing but an object. */
-    return lg__json_parse(bytes, end, out, err);
+    return lg__json_parse(text.at, text.n, out, err);
 }
