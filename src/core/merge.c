@@ -293,7 +293,8 @@ static lg_status add_tensor(merge *g, const named *group, size_t n, lg__manifest
                                  .shape = shape,
                                  .flat_offset = t->flat_offset,
                                  .layout = LG__IRREGULAR,
-                                 .stored = true};
+                                 .stored = true,
+                                 .fingerprint = t->fingerprint};
     if (shape == NULL || out->name == NULL) {
         return lg__nomem(err);
     }

@@ -41,7 +41,9 @@ static bool reports_layout(const lg_save *save, const lg_layout *layout)
     return lg__layout_rank_at(layout, 0) == save->rank;
 }
 
-static lg_status add_use(const lg_save *save, const lg__save_tensor *t, lg__report_use *use, lg_error *err)
+/* *fingerprint is that of a stored tensor. */
+static lg_status add_use(const lg_save *save, const lg__save_tensor *t, lg__report_use *use, uint64_t *fingerprint,
+                         lg_error *err)
 {
     const bool flat = t->layout->kind == LG__FLAT;
     lg__tensor_desc desc = lg__save_desc(t);
@@ -50,6 +52,7 @@ static lg_status add_use(const lg_save *save, const lg__save_tensor *t, lg__repo
         LG__TRY(lg__tensor_fingerprint(&desc, flat, &print, err));
         use->tensors++;
         use->sum += print;
+        *fingerprint = print;
     }
     if (t->alias_of != NULL) {
         desc.name = save->tensors[t->root].name;
@@ -60,7 +63,8 @@ static lg_status add_use(const lg_save *save, const lg__save_tensor *t, lg__repo
 }
 
 /* Appends the row of a stored tensor. */
-static lg_status add_tensor(lg__report *r, const lg__save_tensor *t, size_t layout, lg_error *err)
+static lg_status add_tensor(lg__report *r, const lg__save_tensor *t, size_t layout, uint64_t fingerprint,
+                            lg_error *err)
 {
     lg__report_tensor *row = &r->tensors[r->n_tensors];
     *row = (lg__report_tensor){.name = t->name,
@@ -69,7 +73,8 @@ static lg_status add_tensor(lg__report *r, const lg__save_tensor *t, size_t layo
                                .ndim = t->ndim,
                                .shape = t->shape,
                                .flat_offset = t->flat_offset,
-                               .layout = layout};
+                               .layout = layout,
+                               .fingerprint = fingerprint};
     if (layout == LG__IRREGULAR) {
         lg__region *boxes = lg__arena_array(r->arena, t->n_boxes, sizeof *boxes);
         if (boxes == NULL) {
@@ -96,6 +101,7 @@ static lg_status fill(const lg_save *save, lg__report *r, lg_error *err)
     for (size_t i = 0; i < save->n_tensors && status == LG_OK; i++) {
         const lg__save_tensor *t = &save->tensors[i];
         size_t row = LG__IRREGULAR;
+        uint64_t fingerprint = 0;
         bool here = true;
         if (t->placement != LG__PLACE_BOXES) {
             size_t at = 0;
@@ -107,7 +113,7 @@ static lg_status fill(const lg_save *save, lg__report *r, lg_error *err)
                 memcpy(r->uses[r->n_uses].id, t->layout->id, sizeof t->layout->id);
                 places[at][0] = ++r->n_uses;
             }
-            status = add_use(save, t, &r->uses[places[at][0] - 1], err);
+            status = add_use(save, t, &r->uses[places[at][0] - 1], &fingerprint, err);
             here = reports_layout(save, t->layout);
             if (here && places[at][1] == 0) {
                 r->layouts[r->n_layouts] = lg__layout_ref(t->layout);
@@ -116,7 +122,7 @@ static lg_status fill(const lg_save *save, lg__report *r, lg_error *err)
             row = here ? places[at][1] - 1 : 0;
         }
         if (here && t->stored && status == LG_OK) {
-            status = add_tensor(r, t, row, err);
+            status = add_tensor(r, t, row, fingerprint, err);
         }
         if (here && t->alias_of != NULL) {
             r->aliases[r->n_aliases++] = (lg__report_alias){.alias = t->name, .name = t->alias_of, .stored = t->stored};
@@ -159,4 +165,15 @@ lg_status lg__save_report(const lg_save *save, const lg__save_ids *ids, const lg
     }
     *out = r;
     return LG_OK;
+}
+
+void lg__save_keep_report(lg_save *save, lg__report *report)
+{
+    lg__report_free(save->report);
+    save->report = NULL;
+    if (save->rank == 0) { /* the coordinator */
+        save->report = report;
+    } else {
+        lg__report_free(report);
+    }
 }

@@ -176,13 +176,13 @@ static lg_status add_file(job *j, const lg_save *save, const char *folder, const
     return status;
 }
 
-static lg_status finish(job *j, const lg_save *save, lg_store *store, const char *folder, const lg__plan *plan,
+static lg_status finish(job *j, lg_save *save, lg_store *store, const char *folder, const lg__plan *plan,
                         const lg__save_ids *ids, lg__written *out, lg_error *err)
 {
     lg__report *report = NULL;
     LG__TRY(lg__save_report(save, ids, plan, (const uint8_t(*)[LG__SHA256_BYTES])j->digests, &report, err));
     lg_status status = lg__report_encode(report, &j->report, err);
-    lg__report_free(report);
+    lg__save_keep_report(save, report);
     LG__TRY(status);
     LG__TRY(lg__buf_check(&j->report, "the report", err));
     const lg__sums_head head = {.block_bytes = (uint32_t)save->block_bytes,

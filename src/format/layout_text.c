@@ -267,9 +267,13 @@ lg_status lg__tensor_fingerprint(const lg__tensor_desc *t, bool flat, uint64_t *
 {
     lg__buf b;
     lg__buf_init(&b, 8 * LG_MAX_NAME);
-    lg__buf_fmt(&b, "[\"%s\",", lg_group_name(t->group));
+    lg__buf_str(&b, "[\"");
+    lg__buf_str(&b, lg_group_name(t->group));
+    lg__buf_str(&b, "\",");
     lg__buf_json_str(&b, t->name, strlen(t->name));
-    lg__buf_fmt(&b, ",\"%s\",[", lg_dtype_name(t->dtype));
+    lg__buf_str(&b, ",\"");
+    lg__buf_str(&b, lg_dtype_name(t->dtype));
+    lg__buf_str(&b, "\",[");
     for (uint32_t d = 0; d < t->ndim; d++) {
         lg__buf_str(&b, d == 0 ? "" : ",");
         lg__buf_json_u64(&b, t->shape[d]);

@@ -49,6 +49,7 @@ typedef struct lg__manifest_tensor {
     size_t n_pieces;
     const char *alias_of; /* NULL, or the name of another entry that is no alias */
     bool stored;          /* false: an alias whose bytes are only under alias_of */
+    uint64_t fingerprint; /* while reports are merged; 0: not known. Not in the file */
 } lg__manifest_tensor;
 
 typedef struct lg__attached {

@@ -88,6 +88,7 @@ typedef struct lg__report_tensor {
     size_t layout;           /* index into layouts, or LG__IRREGULAR */
     const lg__region *boxes; /* irregular: this rank's, in row-major order */
     size_t n_boxes;
+    uint64_t fingerprint; /* lg__tensor_fingerprint; 0: not known. Not in the file */
 } lg__report_tensor;
 
 typedef struct lg__report_alias {
