@@ -35,21 +35,34 @@ static lg_status unexpected(const lg__json_cursor *c, const char *wanted, lg_err
 
 static bool next_is(const lg__json_cursor *c, char wanted) { return c->at < c->n && c->text[c->at] == wanted; }
 
+/* Bytes that end a run of others: in strings, and outside of them. */
+enum { IN_STRING = 1, OUTSIDE = 2 };
+static const unsigned char special[256] = {
+    ['"'] = IN_STRING | OUTSIDE, ['\\'] = IN_STRING, ['{'] = OUTSIDE, ['}'] = OUTSIDE,
+    ['['] = OUTSIDE,             [']'] = OUTSIDE,     [','] = OUTSIDE,
+};
+
+static size_t run_end(const char *text, size_t at, size_t n, int kind)
+{
+    while (at < n && (special[(unsigned char)text[at]] & kind) == 0) {
+        at++;
+    }
+    return at;
+}
+
 /* Moves past a string, from its opening quote. */
 static lg_status skip_string(lg__json_cursor *c, lg_error *err)
 {
-    const char *text = c->text;
-    size_t at = c->at + 1, n = c->n;
-    for (; at < n; at++) {
-        if (text[at] == '\\') {
-            at++;
-        } else if (text[at] == '"') {
-            c->at = at + 1;
-            return LG_OK;
-        }
+    size_t at = run_end(c->text, c->at + 1, c->n, IN_STRING);
+    while (at < c->n && c->text[at] == '\\') {
+        at = run_end(c->text, at + 2, c->n, IN_STRING);
     }
-    c->at = n;
-    return unexpected(c, "the end of a string", err);
+    if (at >= c->n) {
+        c->at = c->n;
+        return unexpected(c, "the end of a string", err);
+    }
+    c->at = at + 1;
+    return LG_OK;
 }
 
 /* Moves past a value: up to a comma or closing bracket outside of it. */
@@ -57,7 +70,7 @@ lg_status lg__json_skip_value(lg__json_cursor *c, lg__json_piece *value, lg_erro
 {
     size_t depth = 0;
     value->at = c->text + c->at;
-    while (c->at < c->n) {
+    while ((c->at = run_end(c->text, c->at, c->n, OUTSIDE)) < c->n) {
         char now = c->text[c->at];
         if (now == '"') {
             LG__TRY(skip_string(c, err));
@@ -181,7 +194,7 @@ bool lg__json_piece_is(lg__json_piece s, const char *text) { return s.n == strle
 /* ---------------------------------------------------------------- plain text */
 
 /* Printable ASCII but quote and backslash: what a string may hold as it is. */
-static bool is_plain(char c) { return c >= 0x20 && c <= 0x7E && c != '"' && c != '\\'; }
+static bool is_plain(char c) { return c >= 0x20 && c <= 0x7E && (special[(unsigned char)c] & IN_STRING) == 0; }
 
 bool lg__json_take_string(const char **p, const char *end, lg__json_piece *out)
 {

@@ -95,7 +95,7 @@ static void draft_free(draft *d)
 {
     for (int g = 0; g < LG_GROUP_COUNT; g++) {
         for (size_t b = 0; b < d->n_buckets[g]; b++) {
-            lg__free(d->buckets[g][b].boxes);
+            lg__free(d->buckets[g][b].boxes); /* of a plan that failed */
         }
         lg__free(d->buckets[g]);
     }
@@ -195,7 +195,10 @@ static lg_status check_header(const lg__plan_file *file, lg_error *err)
     bool same = h->n == file->n_boxes && h->data_start == file->header.len && h->file_bytes == bytes;
     uint64_t at = 0;
     for (size_t i = 0; same && i < h->n; i++) {
-        const lg__st_tensor *t = lg__st_find(h, file->boxes[i].key);
+        const lg__st_tensor *t = &h->tensors[i];
+        if (strcmp(t->name, file->boxes[i].key) != 0) { /* empty ones share a place */
+            t = lg__st_find(h, file->boxes[i].key);
+        }
         const lg__region *box = &file->boxes[i].box;
         uint64_t box_bytes = 0;
         same = t != NULL && t->dtype == file->boxes[i].dtype && t->ndim == box->ndim && t->has_offsets &&
@@ -212,8 +215,33 @@ static lg_status check_header(const lg__plan_file *file, lg_error *err)
     return LG_OK;
 }
 
-/* One file of boxes [from, from + n) of a bucket. */
-static lg_status make_file(draft *d, lg_group group, const lg__plan_box *boxes, size_t n, lg_error *err)
+/* Puts boxes into the order of the entries, which point into them: along the
+ * cycles of the permutation, since boxes are large and many. */
+static void sort_boxes(lg__plan_box *boxes, const lg__st_entry *entries, size_t n, size_t *from)
+{
+    const size_t in_box = offsetof(lg__plan_box, box) + offsetof(lg__region, size);
+    for (size_t i = 0; i < n; i++) {
+        const char *box = (const char *)entries[i].shape - in_box;
+        from[i] = (size_t)(box - (const char *)boxes) / sizeof *boxes;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (from[i] == i) {
+            continue;
+        }
+        lg__plan_box first = boxes[i];
+        size_t to = i;
+        for (size_t next = from[to]; next != i; next = from[to]) {
+            boxes[to] = boxes[next];
+            from[to] = to;
+            to = next;
+        }
+        boxes[to] = first;
+        from[to] = to;
+    }
+}
+
+/* One file of boxes [from, from + n) of a bucket, which it sorts. */
+static lg_status make_file(draft *d, lg_group group, lg__plan_box *boxes, size_t n, lg_error *err)
 {
     lg__plan *p = d->plan;
     if (!lg__grow((void **)&p->files, &d->cap_files, p->n_files, sizeof *p->files)) {
@@ -244,14 +272,13 @@ static lg_status make_file(draft *d, lg_group group, const lg__plan_box *boxes, 
     LG__TRY(lg__st_plan(d->entries, n, meta, sizeof meta / sizeof *meta, false, LG__ST_DATA_ALIGN, &file->header,
                         &file->data_bytes, err));
     LG__TRY(lg__buf_check(&file->header, "a file's header", err));
-    file->boxes = lg__arena_array(p->arena, n, sizeof *file->boxes);
-    if (file->boxes == NULL) {
+    size_t *order = lg__malloc(n * sizeof *order);
+    if (order == NULL) {
         return lg__nomem(err);
     }
-    for (size_t i = 0; i < n; i++) { /* in the order that lg__st_plan chose */
-        const size_t in_box = offsetof(lg__plan_box, box) + offsetof(lg__region, size);
-        file->boxes[i] = *(const lg__plan_box *)(const void *)((const char *)d->entries[i].shape - in_box);
-    }
+    sort_boxes(boxes, d->entries, n, order);
+    lg__free(order);
+    file->boxes = boxes;
     LG__TRY(check_header(file, err));
     d->n_in_files += n;
     uint64_t bytes;
@@ -275,6 +302,26 @@ static size_t fitting(const bucket *b, size_t from, uint64_t limit)
     return i - from;
 }
 
+/* Hands the memory of all boxes over to the plan, whose files point into it. */
+static lg_status keep_boxes(draft *d, lg_error *err)
+{
+    size_t n = 0;
+    for (int g = 0; g < LG_GROUP_COUNT; g++) {
+        n += d->n_buckets[g];
+    }
+    d->plan->memory = lg__calloc(n, sizeof *d->plan->memory);
+    if (d->plan->memory == NULL) {
+        return lg__nomem(err);
+    }
+    for (int g = 0; g < LG_GROUP_COUNT; g++) {
+        for (size_t b = 0; b < d->n_buckets[g]; b++) {
+            d->plan->memory[d->plan->n_memory++] = d->buckets[g][b].boxes;
+            d->buckets[g][b].boxes = NULL;
+        }
+    }
+    return LG_OK;
+}
+
 /* The files of one group: number b holds the b-th boxes; what does not fit
  * their headers goes into further files behind them. */
 static lg_status make_group(draft *d, lg_group group, lg_error *err)
@@ -282,11 +329,11 @@ static lg_status make_group(draft *d, lg_group group, lg_error *err)
     const size_t first = d->plan->n_files;
     const uint64_t limit = d->save->header_limit;
     for (size_t b = 0; b < d->n_buckets[group]; b++) {
-        const bucket *from = &d->buckets[group][b];
+        bucket *from = &d->buckets[group][b];
         LG__TRY(make_file(d, group, from->boxes, fitting(from, 0, limit), err));
     }
     for (size_t b = 0; b < d->n_buckets[group]; b++) {
-        const bucket *from = &d->buckets[group][b];
+        bucket *from = &d->buckets[group][b];
         for (size_t i = fitting(from, 0, limit), n; i < from->n; i += n) {
             n = fitting(from, i, limit);
             LG__TRY(make_file(d, group, from->boxes + i, n, err));
@@ -319,7 +366,7 @@ static lg_status make(draft *d, lg_error *err)
     }
     LG__RETURN_IF(d->n_in_files != d->n_boxes, err, LG_ERR_INTERNAL, "%zu boxes, but headers list %zu", d->n_boxes,
                   d->n_in_files);
-    return LG_OK;
+    return keep_boxes(d, err);
 }
 
 lg_status lg__plan_make(const lg_save *save, const lg__save_ids *ids, lg__plan **out, lg_error *err)
@@ -347,6 +394,10 @@ void lg__plan_free(lg__plan *p)
     for (size_t i = 0; i < p->n_files; i++) {
         lg__buf_free(&p->files[i].header);
     }
+    for (size_t i = 0; i < p->n_memory; i++) {
+        lg__free(p->memory[i]);
+    }
+    lg__free(p->memory);
     lg__free(p->files);
     lg__arena_free(p->arena);
     lg__free(p);

@@ -140,6 +140,8 @@ typedef struct lg__plan {
     lg__plan_file *files;
     size_t n_files;
     uint64_t bytes; /* of all files */
+    void **memory;  /* of the boxes */
+    size_t n_memory;
 } lg__plan;
 
 /* What goes into each file's metadata and into the report. */
