@@ -385,6 +385,13 @@ bool lg__utf8_valid(const char *s, size_t bytes)
 
 lg_status lg__name_check(const char *what, const char *name, size_t bytes, lg_error *err)
 {
+    size_t plain = 0; /* printable ASCII, as most are from end to end */
+    while (plain < bytes && name[plain] >= 0x20 && name[plain] < 0x7F) {
+        plain++;
+    }
+    if (plain == bytes && bytes > 0 && bytes <= LG_MAX_NAME && name[0] != '_') {
+        return LG_OK;
+    }
     LG__RETURN_IF(bytes == 0, err, LG_ERR_INVALID, "a %s needs a name that is not empty", what);
     LG__RETURN_IF(!lg__utf8_valid(name, bytes), err, LG_ERR_INVALID, "a %s name is no valid UTF-8", what);
     if (bytes > LG_MAX_NAME) {

@@ -35,11 +35,19 @@ static lg_status unexpected(const lg__json_cursor *c, const char *wanted, lg_err
 
 static bool next_is(const lg__json_cursor *c, char wanted) { return c->at < c->n && c->text[c->at] == wanted; }
 
-/* Bytes that end a run of others: in strings, and outside of them. */
-enum { IN_STRING = 1, OUTSIDE = 2 };
+/* Bytes that end a run of others: in strings, outside of them, and in strings
+ * that are their own contents (printable ASCII). */
+enum { IN_STRING = 1, OUTSIDE = 2, NOT_PLAIN = 4 };
 static const unsigned char special[256] = {
-    ['"'] = IN_STRING | OUTSIDE, ['\\'] = IN_STRING, ['{'] = OUTSIDE, ['}'] = OUTSIDE,
-    ['['] = OUTSIDE,             [']'] = OUTSIDE,     [','] = OUTSIDE,
+    [0x00 ... 0x1F] = NOT_PLAIN,
+    [0x7F ... 0xFF] = NOT_PLAIN,
+    ['"'] = IN_STRING | OUTSIDE | NOT_PLAIN,
+    ['\\'] = IN_STRING | NOT_PLAIN,
+    ['{'] = OUTSIDE,
+    ['}'] = OUTSIDE,
+    ['['] = OUTSIDE,
+    [']'] = OUTSIDE,
+    [','] = OUTSIDE,
 };
 
 static size_t run_end(const char *text, size_t at, size_t n, int kind)
@@ -107,10 +115,13 @@ static lg_status next(lg__json_cursor *c, char open, char close, const char *ope
     }
     if (next_is(c, close)) {
         c->at++;
+        *more = false;
+        if (c->inside) {
+            return LG_OK;
+        }
         skip_space(c);
         LG__RETURN_IF(c->at < c->n, err, LG_ERR_FORMAT, "invalid JSON in the %s: bytes follow its end at byte %zu",
                       c->what, c->at);
-        *more = false;
         return LG_OK;
     }
     if (!first) {
@@ -193,9 +204,6 @@ bool lg__json_piece_is(lg__json_piece s, const char *text) { return s.n == strle
 
 /* ---------------------------------------------------------------- plain text */
 
-/* Printable ASCII but quote and backslash: what a string may hold as it is. */
-static bool is_plain(char c) { return c >= 0x20 && c <= 0x7E && (special[(unsigned char)c] & IN_STRING) == 0; }
-
 bool lg__json_take_string(const char **p, const char *end, lg__json_piece *out)
 {
     const char *s = *p;
@@ -203,9 +211,7 @@ bool lg__json_take_string(const char **p, const char *end, lg__json_piece *out)
         return false;
     }
     const char *first = ++s;
-    while (s < end && is_plain(*s)) {
-        s++;
-    }
+    s += run_end(s, 0, (size_t)(end - s), NOT_PLAIN);
     if (s == end || *s != '"') {
         return false;
     }
@@ -273,31 +279,32 @@ bool lg__json_plain_numbers(lg__json_piece s, uint64_t *out, size_t max, size_t 
  * inside a JSON string is. *fits is false, and nothing is copied, for others. */
 static lg_status copy_escaped(lg__arena *arena, lg__json_piece s, lg__json_piece *out, bool *fits, lg_error *err)
 {
-    *fits = s.n >= 2 && s.at[0] == '"' && s.at[s.n - 1] == '"';
-    size_t escapes = 0;
-    for (size_t i = 1; *fits && i + 1 < s.n; i++) {
-        if (s.at[i] == '\\') {
-            i++;
-            escapes++;
-            *fits = i + 1 < s.n && (s.at[i] == '"' || s.at[i] == '\\');
-        } else {
-            *fits = is_plain(s.at[i]);
-        }
-    }
-    if (!*fits) {
+    *fits = false;
+    if (s.n < 2 || s.at[s.n - 1] != '"') {
         return LG_OK;
     }
-    char *copy = lg__arena_alloc(arena, s.n - 2 - escapes + 1);
+    char *copy = lg__arena_alloc(arena, s.n);
     if (copy == NULL) {
         return lg__nomem(err);
     }
-    size_t n = 0;
-    for (size_t i = 1; i + 1 < s.n; i++) {
-        i += s.at[i] == '\\';
-        copy[n++] = s.at[i];
+    size_t n = 0, at = 1;
+    const size_t end = s.n - 1;
+    for (;;) {
+        size_t stop = run_end(s.at, at, end, NOT_PLAIN);
+        memcpy(copy + n, s.at + at, stop - at);
+        n += stop - at;
+        if (stop == end) {
+            break;
+        }
+        if (s.at[stop] != '\\' || stop + 1 == end || (s.at[stop + 1] != '"' && s.at[stop + 1] != '\\')) {
+            return LG_OK;
+        }
+        copy[n++] = s.at[stop + 1];
+        at = stop + 2;
     }
     copy[n] = '\0';
     *out = (lg__json_piece){copy, n};
+    *fits = true;
     return LG_OK;
 }
 

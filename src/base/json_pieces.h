@@ -27,6 +27,7 @@ typedef struct lg__json_cursor {
     const char *text;
     size_t n, at;
     bool begun;
+    bool inside; /* more text follows the end of the object or array */
 } lg__json_cursor;
 
 static inline lg__json_cursor lg__json_cursor_over(const char *what, lg__json_piece text)

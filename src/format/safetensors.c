@@ -175,64 +175,83 @@ static lg_status wrap_tensor(const lg__st_tensor *t, lg_error *err)
 
 /* ------------------------------------------------------------------- metadata */
 
+static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
 static int compare_keys(const void *a, const void *b)
 {
     /* Entries begin with their key. */
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-static lg_status count_members(const char *what, slice text, size_t *out, lg_error *err)
+/* Reads the members at the cursor into `list`, which it grows. */
+static lg_status read_members(lg__st_header *h, lg__json_cursor *m, lg__st_member **list, size_t *cap, lg_error *err)
 {
-    lg__json_cursor m = lg__json_cursor_over(what, text);
-    size_t n = 0;
-    for (;;) {
-        slice key, value;
-        bool more = false;
-        LG__TRY(lg__json_next_member(&m, &key, &value, &more, err));
-        if (!more) {
-            *out = n;
-            return LG_OK;
-        }
-        n++;
-    }
-}
-
-static bool is_null(slice s) { return lg__json_piece_is(lg__json_trimmed(s), "null"); }
-
-static lg_status read_metadata(lg__st_header *h, slice text, lg_error *err)
-{
-    size_t n = 0;
-    LG__TRY(count_members("__metadata__ object", text, &n, err));
-    h->metadata = lg__arena_array(h->arena, n, sizeof *h->metadata);
-    if (h->metadata == NULL) {
-        return lg__nomem(err);
-    }
-    lg__json_cursor m = lg__json_cursor_over("__metadata__ object", text);
-    char shown[SHOWN];
     for (;;) {
         slice key_text, key, value_text, value;
         bool more = false;
-        LG__TRY(lg__json_next_member(&m, &key_text, &value_text, &more, err));
+        LG__TRY(lg__json_next_member(m, &key_text, &value_text, &more, err));
         if (!more) {
-            break;
+            return LG_OK;
         }
+        char shown[SHOWN];
         LG__TRY(lg__json_read_string(h->arena, key_text, "a key of __metadata__", true, &key, err));
         if (lg__json_read_string(h->arena, value_text, "the value", false, &value, err) != LG_OK) {
             return lg_error_wrap(err, "__metadata__: \"%s\"", lg__printable(key.at, shown, sizeof shown));
         }
-        h->metadata[h->n_metadata].key = key.at;
-        h->metadata[h->n_metadata].value = value.at;
-        h->metadata[h->n_metadata++].value_bytes = value.n;
+        if (!lg__grow((void **)list, cap, h->n_metadata, sizeof **list)) {
+            return lg__nomem(err);
+        }
+        (*list)[h->n_metadata++] = (lg__st_member){.key = key.at, .value = value.at, .value_bytes = value.n};
     }
+}
+
+static lg_status keep_members(lg__st_header *h, lg__st_member *list, lg_error *err)
+{
     if (h->n_metadata > 1) {
-        qsort(h->metadata, h->n_metadata, sizeof *h->metadata, compare_keys);
+        qsort(list, h->n_metadata, sizeof *list, compare_keys);
     }
     for (size_t i = 1; i < h->n_metadata; i++) {
-        LG__RETURN_IF(strcmp(h->metadata[i - 1].key, h->metadata[i].key) == 0, err, LG_ERR_FORMAT,
-                      "__metadata__: \"%s\" is there twice", lg__printable(h->metadata[i].key, shown, sizeof shown));
+        char shown[SHOWN];
+        LG__RETURN_IF(strcmp(list[i - 1].key, list[i].key) == 0, err, LG_ERR_FORMAT,
+                      "__metadata__: \"%s\" is there twice", lg__printable(list[i].key, shown, sizeof shown));
+    }
+    h->metadata = lg__arena_array(h->arena, h->n_metadata, sizeof *h->metadata);
+    if (h->metadata == NULL) {
+        return lg__nomem(err);
+    }
+    if (h->n_metadata > 0) {
+        memcpy(h->metadata, list, h->n_metadata * sizeof *list);
     }
     h->has_metadata = true;
     return LG_OK;
+}
+
+/* The value of "__metadata__", where the cursor is; null is as good as none. */
+static lg_status read_metadata(lg__st_header *h, lg__json_cursor *m, lg_error *err)
+{
+    const char *p = m->text + m->at, *end = m->text + m->n;
+    while (p < end && is_space(*p)) {
+        p++;
+    }
+    if (p == end || *p != '{') {
+        slice value;
+        LG__TRY(lg__json_skip_value(m, &value, err));
+        if (lg__json_piece_is(lg__json_trimmed(value), "null")) {
+            return LG_OK;
+        }
+        p = value.at;
+        end = value.at + value.n;
+    }
+    lg__json_cursor inner = {.what = "__metadata__ object", .text = p, .n = (size_t)(end - p), .inside = true};
+    lg__st_member *list = NULL;
+    size_t cap = 0;
+    lg_status status = read_members(h, &inner, &list, &cap, err);
+    if (status == LG_OK) {
+        status = keep_members(h, list, err);
+    }
+    lg__free(list);
+    m->at = (size_t)(p - m->text) + inner.at;
+    return status;
 }
 
 /* ---------------------------------------------------------------- the tensors */
@@ -263,7 +282,7 @@ static lg_status read_entries(lg__st_header *h, slice text, lg_error *err)
     lg__json_cursor m = lg__json_cursor_over("header", text);
     bool metadata_seen = false;
     for (;;) {
-        slice key_text, key, value;
+        slice key_text, key;
         bool more = false;
         LG__TRY(lg__json_next_key(&m, &key_text, &more, err));
         if (!more) {
@@ -276,10 +295,7 @@ static lg_status read_entries(lg__st_header *h, slice text, lg_error *err)
         }
         LG__RETURN_IF(metadata_seen, err, LG_ERR_FORMAT, "\"__metadata__\" is there twice");
         metadata_seen = true;
-        LG__TRY(lg__json_skip_value(&m, &value, err));
-        if (!is_null(value)) {
-            LG__TRY(read_metadata(h, value, err));
-        }
+        LG__TRY(read_metadata(h, &m, err));
     }
 }
 
@@ -586,8 +602,6 @@ void lg__st_free(lg__st_header *h)
 const lg__st_tensor *lg__st_find(const lg__st_header *h, const char *name) { return find(h, name); }
 
 /* ------------------------------------------------------- what the file really is */
-
-static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
 static const char *recognise(const uint8_t *p, size_t n)
 {

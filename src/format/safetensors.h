@@ -26,6 +26,11 @@ typedef struct lg__st_tensor {
     const uint64_t *saved_offsets; /* ndim entries */
 } lg__st_tensor;
 
+typedef struct lg__st_member { /* of "__metadata__" */
+    const char *key, *value;
+    size_t value_bytes;
+} lg__st_member;
+
 typedef struct lg__st_header {
     lg__arena *arena;    /* owns everything */
     uint64_t data_start; /* 8 + N */
@@ -33,10 +38,7 @@ typedef struct lg__st_header {
     lg__st_tensor *tensors; /* sorted by (begin, end, name) */
     size_t n;
     uint32_t *by_name; /* indices sorted by name */
-    struct {
-        const char *key, *value;
-        size_t value_bytes;
-    } * metadata; /* sorted by key; keys and values may hold any text */
+    lg__st_member *metadata; /* sorted by key; keys and values may hold any text */
     size_t n_metadata;
     bool has_metadata; /* "__metadata__" was there */
 } lg__st_header;
