@@ -77,6 +77,7 @@ lg_status lg__plan_runs(const lg__plan_box *box, lg__run_fn fn, void *arg, lg_er
 typedef struct bucket { /* the boxes of one number of one group */
     lg__plan_box *boxes;
     size_t n, cap;
+    size_t first; /* how many are in the first of its files */
 } bucket;
 
 typedef struct draft {
@@ -102,6 +103,17 @@ static void draft_free(draft *d)
     lg__free(d->entries);
 }
 
+/* A box takes 600 bytes, of which few dimensions need few. */
+static void copy_box(lg__plan_box *to, const lg__plan_box *from)
+{
+    const size_t before = offsetof(lg__plan_box, box), after = before + sizeof from->box;
+    memcpy(to, from, before);
+    to->box.ndim = from->box.ndim;
+    memcpy(to->box.offset, from->box.offset, from->box.ndim * sizeof *from->box.offset);
+    memcpy(to->box.size, from->box.size, from->box.ndim * sizeof *from->box.size);
+    memcpy((char *)to + after, (const char *)from + after, sizeof *from - after);
+}
+
 static lg_status add_box(draft *d, lg_group group, size_t number, const lg__plan_box *box, lg_error *err)
 {
     while (d->n_buckets[group] <= number) {
@@ -114,7 +126,7 @@ static lg_status add_box(draft *d, lg_group group, size_t number, const lg__plan
     if (!lg__grow((void **)&to->boxes, &to->cap, to->n, sizeof *to->boxes)) {
         return lg__nomem(err);
     }
-    to->boxes[to->n++] = *box;
+    copy_box(&to->boxes[to->n++], box);
     d->n_boxes++;
     return LG_OK;
 }
@@ -130,12 +142,17 @@ static const char *prefixed(lg__arena *arena, const char *prefix, const char *na
     return key;
 }
 
+static lg_group group_of(const lg__save_tensor *t)
+{
+    const bool copies = t->placement != LG__PLACE_BOXES && t->layout != NULL && t->layout->kind == LG__COPIES;
+    return lg__file_group(t->group, t->dtype, copies);
+}
+
 static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
 {
     const bool irregular = t->placement == LG__PLACE_BOXES;
     LG__RETURN_IF(!irregular && t->layout == NULL, err, LG_ERR_INTERNAL, "tensor \"%s\" has no layout yet", t->name);
-    const bool copies = !irregular && t->layout->kind == LG__COPIES;
-    const lg_group group = lg__file_group(t->group, t->dtype, copies);
+    const lg_group group = group_of(t);
     lg__plan_box box = {
         .key = t->name, .tensor = t->name, .dtype = t->dtype, .finite_check = (d->save->flags & LG_SAVE_FINITE) != 0};
     if (group == LG_GROUP_RAW && (box.key = prefixed(d->plan->arena, LG__RAW_TENSOR_PREFIX, t->name)) == NULL) {
@@ -156,7 +173,9 @@ static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
     LG__TRY(lg__layout_written(t->layout, &desc, d->save->rank, &pieces, &n, err));
     lg_status status = LG_OK;
     for (size_t i = 0; i < n && status == LG_OK; i++) {
-        box.box = pieces[i].box;
+        box.box.ndim = pieces[i].box.ndim;
+        memcpy(box.box.offset, pieces[i].box.offset, t->ndim * sizeof *box.box.offset);
+        memcpy(box.box.size, pieces[i].box.size, t->ndim * sizeof *box.box.size);
         status = lg__plan_source(t, &pieces[i], d->plan->arena, &box, err);
         if (status == LG_OK) {
             status = add_box(d, group, i, &box, err);
@@ -228,14 +247,15 @@ static void sort_boxes(lg__plan_box *boxes, const lg__st_entry *entries, size_t 
         if (from[i] == i) {
             continue;
         }
-        lg__plan_box first = boxes[i];
+        lg__plan_box first;
+        copy_box(&first, &boxes[i]);
         size_t to = i;
         for (size_t next = from[to]; next != i; next = from[to]) {
-            boxes[to] = boxes[next];
+            copy_box(&boxes[to], &boxes[next]);
             from[to] = to;
             to = next;
         }
-        boxes[to] = first;
+        copy_box(&boxes[to], &first);
         from[to] = to;
     }
 }
@@ -293,7 +313,14 @@ static size_t fitting(const bucket *b, size_t from, uint64_t limit)
 {
     uint64_t bytes = 0;
     size_t i = from;
-    for (; i < b->n; i++) {
+    for (; i < b->n && bytes <= limit; i++) {
+        bytes += lg__st_entry_most(strlen(b->boxes[i].key), b->boxes[i].box.ndim);
+    }
+    if (bytes <= limit) {
+        return b->n - from;
+    }
+    bytes = 0;
+    for (i = from; i < b->n; i++) {
         bytes += lg__st_entry_bytes(b->boxes[i].key, b->boxes[i].box.ndim);
         if (bytes > limit && i > from) {
             break;
@@ -330,11 +357,15 @@ static lg_status make_group(draft *d, lg_group group, lg_error *err)
     const uint64_t limit = d->save->header_limit;
     for (size_t b = 0; b < d->n_buckets[group]; b++) {
         bucket *from = &d->buckets[group][b];
-        LG__TRY(make_file(d, group, from->boxes, fitting(from, 0, limit), err));
+        if (from->n == 0) {
+            continue; /* room that no box of this rank took */
+        }
+        from->first = fitting(from, 0, limit);
+        LG__TRY(make_file(d, group, from->boxes, from->first, err));
     }
     for (size_t b = 0; b < d->n_buckets[group]; b++) {
         bucket *from = &d->buckets[group][b];
-        for (size_t i = fitting(from, 0, limit), n; i < from->n; i += n) {
+        for (size_t i = from->first, n; i < from->n; i += n) {
             n = fitting(from, i, limit);
             LG__TRY(make_file(d, group, from->boxes + i, n, err));
         }
@@ -350,9 +381,33 @@ static lg_status make_group(draft *d, lg_group group, lg_error *err)
     return LG_OK;
 }
 
+/* Room for the first box of every tensor: growing would copy them all. */
+static lg_status reserve_first(draft *d, lg_error *err)
+{
+    size_t n[LG_GROUP_COUNT] = {0};
+    for (size_t i = 0; i < d->save->n_tensors; i++) {
+        n[group_of(&d->save->tensors[i])] += d->save->tensors[i].stored;
+    }
+    for (int g = 0; g < LG_GROUP_COUNT; g++) {
+        if (n[g] == 0) {
+            continue;
+        }
+        bucket first = {.cap = n[g]};
+        first.boxes = n[g] > SIZE_MAX / sizeof *first.boxes ? NULL : lg__malloc(n[g] * sizeof *first.boxes);
+        if (first.boxes == NULL || !lg__grow((void **)&d->buckets[g], &d->cap_buckets[g], 0, sizeof(bucket))) {
+            lg__free(first.boxes);
+            return lg__nomem(err);
+        }
+        d->buckets[g][0] = first;
+        d->n_buckets[g] = 1;
+    }
+    return LG_OK;
+}
+
 static lg_status make(draft *d, lg_error *err)
 {
     const lg_save *save = d->save;
+    LG__TRY(reserve_first(d, err));
     for (size_t i = 0; i < save->n_tensors; i++) {
         if (save->tensors[i].stored) {
             LG__TRY(add_tensor(d, &save->tensors[i], err));

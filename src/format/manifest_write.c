@@ -184,23 +184,28 @@ lg_status lg__manifest_encode(lg__manifest *m, lg__buf *out, lg_error *err)
     for (size_t i = 0; i < m->n_layouts; i++) {
         LG__RETURN_IF(m->layouts[i]->text == NULL, err, LG_ERR_INTERNAL, "layout %zu is not resolved", i);
     }
-    lg__buf body;
-    lg__buf_init(&body, LG__MANIFEST_MAX - 64);
+    LG__TRY(lg__buf_check(out, "manifest", err));
     size_t start = out->len;
     uint8_t digest[LG__SHA256_BYTES];
-    lg_status st = put_all(m, &body, err);
+    lg__sealed_json_begin(out);
+    lg_status st = put_all(m, out, err);
     if (st == LG_OK) {
-        st = lg__sealed_json(body.data, body.len, out, err);
+        st = lg__sealed_json_end(out, start, err);
+    }
+    if (st == LG_OK && out->len - start > LG__MANIFEST_MAX) {
+        st = lg_error_set(err, LG_ERR_LIMIT, "manifest would be longer than %zu bytes", LG__MANIFEST_MAX);
     }
     if (st == LG_OK) {
         st = lg__sha256_of(out->data + start, out->len - start, digest, err);
-        if (st != LG_OK) {
-            out->len = start;
+    }
+    if (st != LG_OK) {
+        out->len = start;
+        if (out->data != NULL) {
             out->data[start] = '\0';
         }
+        out->failed = out->too_long = false;
+        return st;
     }
-    lg__buf_free(&body);
-    LG__TRY(st);
     memcpy(m->sha256, digest, sizeof digest);
     return LG_OK;
 }

@@ -78,5 +78,7 @@ lg_status lg__st_plan(lg__st_entry *entries, size_t n, const lg__st_meta *meta, 
                       uint64_t align, lg__buf *out, uint64_t *data_bytes, lg_error *err);
 /* Upper bound of what one entry adds to the header, sharding info included. */
 uint64_t lg__st_entry_bytes(const char *name, uint32_t ndim);
+/* The same for any name of that length, without looking at it. */
+uint64_t lg__st_entry_most(size_t name_bytes, uint32_t ndim);
 
 #endif

@@ -30,13 +30,19 @@ static uint64_t name_bytes(const char *name, bool both)
 
 #define DIGITS_MAX 20 /* of a 64-bit integer */
 
-uint64_t lg__st_entry_bytes(const char *name, uint32_t ndim)
+/* Without the name. */
+static uint64_t entry_frame(uint32_t ndim)
 {
     uint64_t list = (uint64_t)ndim * (DIGITS_MAX + 1);
     uint64_t entry = sizeof ",\"\":{\"dtype\":\"F8_E5M2FNUZ\",\"shape\":[],\"data_offsets\":[,]}" - 1 + 2 * DIGITS_MAX;
     uint64_t info = sizeof ",\\\"\\\":{\\\"saved_offsets\\\":[]}" - 1;
-    return entry + list + info + list + name_bytes(name, true);
+    return entry + list + info + list;
 }
+
+uint64_t lg__st_entry_bytes(const char *name, uint32_t ndim) { return entry_frame(ndim) + name_bytes(name, true); }
+
+/* A control byte takes the most: 6 bytes and 7. */
+uint64_t lg__st_entry_most(size_t bytes, uint32_t ndim) { return entry_frame(ndim) + 13 * (uint64_t)bytes; }
 
 /* What an entry takes at the least. */
 static uint64_t entry_bytes_least(const char *name, uint32_t ndim, bool plain)
@@ -286,8 +292,11 @@ lg_status lg__st_plan(lg__st_entry *entries, size_t n, const lg__st_meta *meta, 
 {
     LG__RETURN_IF(align != 8 && align != LG__ST_DATA_ALIGN, err, LG_ERR_INVALID,
                   "tensor data cannot be aligned to %" PRIu64, align);
-    uint64_t least = 0;
-    for (size_t i = 0; i < n; i++) {
+    uint64_t least = 0, most = 0;
+    for (size_t i = 0; i < n && most <= LG__ST_MAX_HEADER; i++) {
+        most += lg__st_entry_most(strlen(entries[i].name), entries[i].ndim);
+    }
+    for (size_t i = 0; i < n && most > LG__ST_MAX_HEADER; i++) {
         least += entry_bytes_least(entries[i].name, entries[i].ndim, plain);
         LG__RETURN_IF(least > LG__ST_MAX_HEADER, err, LG_ERR_LIMIT,
                       "a header for %zu tensors would be longer than %" PRIu64 " bytes", n, LG__ST_MAX_HEADER);
