@@ -13,7 +13,7 @@
 #include <string.h>
 
 typedef struct lg__buf {
-    char *data; /* NUL-terminated behind len, NULL before the first append */
+    char *data;           /* NUL-terminated behind len, NULL before the first append */
     size_t len, cap, max; /* cap: never more than max + 1 */
     bool failed;
     bool too_long; /* why: the maximum, not memory */

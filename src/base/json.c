@@ -24,9 +24,9 @@ static json_malloc_t next_malloc;
 static json_free_t next_free;
 
 static _Thread_local struct {
-    bool refused;      /* a request failed since this was cleared */
-    void *block;       /* the reserve while a text is read */
-    size_t left;       /* its size until it is taken, then 0 */
+    bool refused; /* a request failed since this was cleared */
+    void *block;  /* the reserve while a text is read */
+    size_t left;  /* its size until it is taken, then 0 */
 } memory;
 
 static void *noting_malloc(size_t bytes)
@@ -87,8 +87,7 @@ static json_t *load(const char *text, size_t bytes, size_t longest, json_error_t
     memory.block = reserve;
     memory.left = need;
     source s = {text, bytes, 0};
-    json_t *value =
-        json_load_callback(next_byte, &s, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, why);
+    json_t *value = json_load_callback(next_byte, &s, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, why);
     if (memory.refused) {
         json_decref(value); /* while the reserve is there, of which it may be made */
         value = NULL;

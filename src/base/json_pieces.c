@@ -200,7 +200,10 @@ lg__json_piece lg__json_trimmed(lg__json_piece s)
     return s;
 }
 
-bool lg__json_piece_is(lg__json_piece s, const char *text) { return s.n == strlen(text) && memcmp(s.at, text, s.n) == 0; }
+bool lg__json_piece_is(lg__json_piece s, const char *text)
+{
+    return s.n == strlen(text) && memcmp(s.at, text, s.n) == 0;
+}
 
 /* ---------------------------------------------------------------- plain text */
 

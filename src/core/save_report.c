@@ -83,8 +83,7 @@ static lg_status add_use(const lg_save *save, printer *p, const lg__save_tensor 
 }
 
 /* Appends the row of a stored tensor. */
-static lg_status add_tensor(lg__report *r, const lg__save_tensor *t, size_t layout, uint64_t fingerprint,
-                            lg_error *err)
+static lg_status add_tensor(lg__report *r, const lg__save_tensor *t, size_t layout, uint64_t fingerprint, lg_error *err)
 {
     lg__report_tensor *row = &r->tensors[r->n_tensors];
     *row = (lg__report_tensor){.name = t->name,

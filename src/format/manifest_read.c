@@ -230,6 +230,7 @@ static lg_status read_boxes(lg__json_piece text, const lg__at *at, const lg__man
         LG__TRY(lg__boxes_next(&boxes, &here, t->ndim, &p->rank, &p->box, err));
         p->number = i > 0 && p[-1].rank == p->rank ? p[-1].number + 1 : 0;
     }
+    LG__TRY(lg__boxes_end(&boxes, at, err));
     t->layout = LG__IRREGULAR;
     t->pieces = pieces;
     t->n_pieces = n;

@@ -341,6 +341,7 @@ static lg_status read_boxes(lg__json_piece text, const lg__at *at, const lg__rep
             return lg__at_error(&here, NULL, err, LG_ERR_FORMAT, "boxes are not in order of offset");
         }
     }
+    LG__TRY(lg__boxes_end(&boxes, at, err));
     t->layout = LG__IRREGULAR;
     t->boxes = regions;
     t->n_boxes = n;

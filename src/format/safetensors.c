@@ -120,7 +120,7 @@ static lg_status read_tensor_info(lg__arena *arena, slice text, lg__st_tensor *t
         bool *seen = lg__json_piece_is(key, "dtype")          ? &has_dtype
                      : lg__json_piece_is(key, "shape")        ? &has_shape
                      : lg__json_piece_is(key, "data_offsets") ? &has_range
-                                                 : NULL;
+                                                              : NULL;
         if (seen == NULL) {
             LG__TRY(read_unknown(value, err));
             continue;
@@ -155,9 +155,9 @@ static bool take_tensor_info(const char **p, const char *end, uint64_t shape[LG_
     uint64_t range[2];
     size_t ndim = 0, n = 0;
     if (!LG__JSON_TAKE(&s, end, "{\"dtype\":") || !lg__json_take_string(&s, end, &dtype) ||
-        !lg__dtype_of(dtype, &t->dtype) || !LG__JSON_TAKE(&s, end, ",\"shape\":") || !lg__json_take_numbers(&s, end, shape, LG_MAX_NDIM, &ndim) ||
-        !LG__JSON_TAKE(&s, end, ",\"data_offsets\":") || !lg__json_take_numbers(&s, end, range, 2, &n) || n != 2 ||
-        !LG__JSON_TAKE(&s, end, "}")) {
+        !lg__dtype_of(dtype, &t->dtype) || !LG__JSON_TAKE(&s, end, ",\"shape\":") ||
+        !lg__json_take_numbers(&s, end, shape, LG_MAX_NDIM, &ndim) || !LG__JSON_TAKE(&s, end, ",\"data_offsets\":") ||
+        !lg__json_take_numbers(&s, end, range, 2, &n) || n != 2 || !LG__JSON_TAKE(&s, end, "}")) {
         return false;
     }
     t->ndim = (uint32_t)ndim;

@@ -37,7 +37,7 @@ typedef struct lg__st_header {
     uint64_t file_bytes;
     lg__st_tensor *tensors; /* sorted by (begin, end, name) */
     size_t n;
-    uint32_t *by_name; /* indices sorted by name */
+    uint32_t *by_name;       /* indices sorted by name */
     lg__st_member *metadata; /* sorted by key; keys and values may hold any text */
     size_t n_metadata;
     bool has_metadata; /* "__metadata__" was there */

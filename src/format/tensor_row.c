@@ -167,6 +167,16 @@ lg_status lg__boxes_next(lg__json_cursor *boxes, const lg__at *at, uint32_t ndim
     return status;
 }
 
+lg_status lg__boxes_end(lg__json_cursor *boxes, const lg__at *at, lg_error *err)
+{
+    bool more = false;
+    if (lg__json_next_element(boxes, &more, err) != LG_OK) {
+        return lg__at_wrap(at, "boxes", err);
+    }
+    LG__RETURN_IF(more, err, LG_ERR_INTERNAL, "more boxes than were counted");
+    return LG_OK;
+}
+
 /* ------------------------------------------------------------------- writing */
 
 void lg__buf_tensor_row(lg__buf *b, const lg__tensor_desc *t)

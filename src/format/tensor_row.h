@@ -48,6 +48,8 @@ lg__json_cursor lg__boxes_begin(lg__json_piece text);
 /* The next one; `at` is its place. */
 lg_status lg__boxes_next(lg__json_cursor *boxes, const lg__at *at, uint32_t ndim, uint32_t *rank, lg__region *out,
                          lg_error *err);
+/* Behind the last one the text must end. */
+lg_status lg__boxes_end(lg__json_cursor *boxes, const lg__at *at, lg_error *err);
 
 /* ---- writing: the row up to its place, "{"name":…,"shape":[…]" */
 void lg__buf_tensor_row(lg__buf *b, const lg__tensor_desc *t);
