@@ -55,6 +55,16 @@ __attribute__((constructor)) static void hook_jansson(void)
     json_set_alloc_funcs(noting_malloc, noting_free);
 }
 
+/* Whoever unloads the library goes on with jansson as it was. */
+__attribute__((destructor)) static void unhook_jansson(void)
+{
+    json_malloc_t now;
+    json_get_alloc_funcs(&now, NULL);
+    if (now == noting_malloc) {
+        json_set_alloc_funcs(next_malloc, next_free);
+    }
+}
+
 typedef struct source {
     const char *text;
     size_t bytes, at;

@@ -195,6 +195,8 @@ static lg_status finish(job *j, lg_save *save, lg_store *store, const char *fold
     LG__TRY(lg__buf_check(&j->sums, "the sums file", err));
     lg__written w = {.sums_bytes = j->sums.len, .bytes = plan->bytes + j->sums.len};
     LG__TRY(lg__sha256_of(j->report.data, j->report.len, w.report, err));
+    /* What comes before this is done while the last data is on its way. */
+    LG__TRY(lg__writer_finish(j->writer, err));
     char name[LG__NAME_MAX];
     lg__sums_file(save->rank, name);
     if (write_sums(store, folder, save->rank, &j->sums, err) != LG_OK) {
@@ -211,9 +213,6 @@ lg_status lg__save_write(lg_save *save, lg_store *store, const char *folder, con
     lg_status status = job_init(&j, save, plan, store, err);
     for (size_t i = 0; i < plan->n_files && status == LG_OK; i++) {
         status = add_file(&j, save, folder, plan, i, err);
-    }
-    if (status == LG_OK) {
-        status = lg__writer_finish(j.writer, err);
     }
     if (status == LG_OK) {
         status = finish(&j, save, store, folder, plan, ids, out, err);

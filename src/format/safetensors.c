@@ -256,9 +256,12 @@ static lg_status read_metadata(lg__st_header *h, lg__json_cursor *m, lg_error *e
 
 /* ---------------------------------------------------------------- the tensors */
 
+static size_t entries_most(size_t bytes) { return bytes / ENTRY_MIN + 1; }
+
 /* One tensor, whose entry begins where the cursor is. */
 static lg_status read_entry(lg__st_header *h, lg__json_cursor *m, slice key, lg_error *err)
 {
+    LG__RETURN_IF(h->n == entries_most(m->n), err, LG_ERR_INTERNAL, "more entries than fit their text");
     lg__st_tensor *t = &h->tensors[h->n++];
     t->name = key.at;
     t->name_bytes = key.n;
@@ -275,7 +278,7 @@ static lg_status read_entry(lg__st_header *h, lg__json_cursor *m, slice key, lg_
 
 static lg_status read_entries(lg__st_header *h, slice text, lg_error *err)
 {
-    h->tensors = lg__arena_array(h->arena, text.n / ENTRY_MIN + 1, sizeof *h->tensors);
+    h->tensors = lg__arena_array(h->arena, entries_most(text.n), sizeof *h->tensors);
     if (h->tensors == NULL) {
         return lg__nomem(err);
     }
