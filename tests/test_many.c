@@ -118,7 +118,7 @@ static void rows_of_a_manifest_mean_the_same_in_any_form(void **state)
     size_t from = (size_t)(strstr(body, "\"tensors\"") - body), to = (size_t)(strstr(body, "\"state\"") - body);
     uint64_t seed = 20261129;
     int good = 0, bad = 0;
-    for (int i = 0; i < 20000; i++) {
+    for (int i = 0; i < 5000; i++) {
         size_t plain_n, json_n;
         uint64_t seed_was = seed;
         char *plain = i == 0 ? replaced(body, n, "\n", "\n", &plain_n) : mutated(body, n, from, to, &seed, &plain_n);
@@ -143,7 +143,7 @@ static void rows_of_a_manifest_mean_the_same_in_any_form(void **state)
         free(rows);
         free(json);
     }
-    assert_true(good > 1000 && bad > 10000);
+    assert_true(good > 200 && bad > 2000);
     lg__buf_free(&b);
 }
 
@@ -171,7 +171,7 @@ static void entries_of_a_header_mean_the_same_in_any_form(void **state)
     size_t n = b.len - 8;
     uint64_t seed = 7;
     int good = 0, bad = 0;
-    for (int i = 0; i < 50000; i++) {
+    for (int i = 0; i < 20000; i++) {
         size_t plain_n, json_n;
         uint64_t seed_was = seed;
         char *plain = i == 0 ? replaced(text, n, "x", "x", &plain_n) : mutated(text, n, 0, n, &seed, &plain_n);
@@ -209,7 +209,7 @@ static void entries_of_a_header_mean_the_same_in_any_form(void **state)
         free(entry);
         free(json);
     }
-    assert_true(good > 1000 && bad > 10000);
+    assert_true(good > 200 && bad > 2000);
     lg__buf_free(&b);
 }
 

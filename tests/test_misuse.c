@@ -120,7 +120,7 @@ ON_EVERY_ROOT(resume_does_not_step_back_for_want_of_memory)
     s.steps = steps, s.n_steps = 2;
     root_run(root, &s);
     lg_status st = LG_ERR_NOMEM;
-    for (size_t n = 0; st != LG_OK; n++) {
+    for (size_t n = 0; st != LG_OK; n += 7) {
         lg_session_options o = LG_SESSION_OPTIONS_INIT;
         o.store = root->store;
         o.flags = LG_SESSION_READ_ONLY;
