@@ -265,7 +265,9 @@ static void more_boxes_than_files_are_refused_before_memory_is_taken(void **stat
     assert_int_equal(lg__manifest_decode(sealed.data, sealed.len, &m, &err), LG_ERR_FORMAT);
     assert_non_null(strstr(err.message, "tensors[1].boxes: 10000"));
     assert_non_null(strstr(err.message, "files for them"));
-    assert_true(status_kib("VmHWM:") - before < 64 * 1024);
+    /* Room for rows is reserved by the length of the text, and touched only where
+     * a debugging allocator fills it. */
+    assert_true(status_kib("VmHWM:") - before < 192 * 1024);
     lg__buf_free(&b);
     lg__buf_free(&many);
     lg__buf_free(&sealed);
