@@ -301,7 +301,7 @@ static void headers_beyond_the_vectors_are_judged_as_the_reference_does(void **s
         {"{\"__metadata__\":[],\"a\":" INFO "}", "__metadata__"},
         {"{\"__metadata__\":\"x\",\"a\":" INFO "}", "__metadata__"},
         {"{\"__metadata__\":{\"k\":1},\"a\":" INFO "}", "__metadata__: \"k\": the value is not a string"},
-        {"{\"__metadata__\":{\"k\":\"v\"}x,\"a\":" INFO "}", "__metadata__"},
+        {"{\"__metadata__\":{\"k\":\"v\"}x,\"a\":" INFO "}", "at byte 25"},
         {"{\"__metadata__\":{},\"a\":" INFO ",\"__met\\u0061data__\":{}}", "\"__metadata__\" is there twice"},
         {"{\"__metadata__\":null,\"a\":" INFO ",\"__metadata__\":{}}", "\"__metadata__\" is there twice"},
         {"{\"a\":" INFO ",\"\\ud800\":" INFO "}", "invalid JSON"},

@@ -34,6 +34,9 @@ static bool reserve(lg__buf *b, size_t bytes)
     while (cap < need) {
         cap = cap > SIZE_MAX / 2 ? need : cap * 2;
     }
+    if (cap - 1 > b->max) {
+        cap = b->max + 1;
+    }
     char *p = lg__realloc(b->data, cap);
     if (p == NULL) {
         b->failed = true;
@@ -44,7 +47,7 @@ static bool reserve(lg__buf *b, size_t bytes)
     return true;
 }
 
-void lg__buf_add(lg__buf *b, const void *data, size_t bytes)
+void lg__buf_add_slow(lg__buf *b, const void *data, size_t bytes)
 {
     if (reserve(b, bytes)) {
         if (bytes > 0) {
@@ -54,8 +57,6 @@ void lg__buf_add(lg__buf *b, const void *data, size_t bytes)
         b->data[b->len] = '\0';
     }
 }
-
-void lg__buf_str(lg__buf *b, const char *s) { lg__buf_add(b, s, strlen(s)); }
 
 void lg__buf_fmt(lg__buf *b, const char *format, ...)
 {
@@ -78,6 +79,17 @@ void lg__buf_fill(lg__buf *b, char c, size_t n)
         b->len += n;
         b->data[b->len] = '\0';
     }
+}
+
+void lg__buf_u64(lg__buf *b, uint64_t v)
+{
+    char digits[20];
+    size_t n = 0;
+    do {
+        digits[sizeof digits - ++n] = (char)('0' + v % 10);
+        v /= 10;
+    } while (v > 0);
+    lg__buf_add(b, digits + sizeof digits - n, n);
 }
 
 void lg__buf_u32le(lg__buf *b, uint32_t v)

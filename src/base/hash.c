@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <isa-l/crc.h>
 #include <openssl/evp.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/random.h>
 #include <time.h>
@@ -25,6 +26,23 @@ uint32_t lg__crc32c(uint32_t crc, const void *data, size_t bytes)
     return ~crc;
 }
 
+/* Looking the algorithm up takes longer than digesting 100 bytes, so it is done
+ * once. It is OpenSSL's to free, at the program's end. */
+static pthread_once_t fetched = PTHREAD_ONCE_INIT;
+static const EVP_MD *sha256_md;
+
+static void fetch(void)
+{
+    sha256_md = EVP_MD_fetch(NULL, "SHA256", NULL);
+    sha256_md = sha256_md != NULL ? sha256_md : EVP_sha256();
+}
+
+static const EVP_MD *sha256(void)
+{
+    pthread_once(&fetched, fetch);
+    return sha256_md;
+}
+
 struct lg__sha256 {
     EVP_MD_CTX *ctx;
 };
@@ -36,7 +54,7 @@ lg__sha256 *lg__sha256_new(void)
         return NULL;
     }
     h->ctx = EVP_MD_CTX_new();
-    if (h->ctx == NULL || EVP_DigestInit_ex(h->ctx, EVP_sha256(), NULL) != 1) {
+    if (h->ctx == NULL || EVP_DigestInit_ex(h->ctx, sha256(), NULL) != 1) {
         lg__sha256_free(h);
         return NULL;
     }
@@ -50,7 +68,7 @@ bool lg__sha256_add(lg__sha256 *h, const void *data, size_t bytes)
 
 bool lg__sha256_end(lg__sha256 *h, uint8_t out[LG__SHA256_BYTES])
 {
-    return EVP_DigestFinal_ex(h->ctx, out, NULL) == 1 && EVP_DigestInit_ex(h->ctx, EVP_sha256(), NULL) == 1;
+    return EVP_DigestFinal_ex(h->ctx, out, NULL) == 1 && EVP_DigestInit_ex(h->ctx, NULL, NULL) == 1;
 }
 
 void lg__sha256_free(lg__sha256 *h)
@@ -63,7 +81,7 @@ void lg__sha256_free(lg__sha256 *h)
 
 lg_status lg__sha256_of(const void *data, size_t bytes, uint8_t out[LG__SHA256_BYTES], lg_error *err)
 {
-    if (EVP_Digest(data, bytes, out, NULL, EVP_sha256(), NULL) != 1) {
+    if (EVP_Digest(data, bytes, out, NULL, sha256(), NULL) != 1) {
         return lg__nomem(err);
     }
     return LG_OK;

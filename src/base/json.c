@@ -4,59 +4,188 @@
 #include "base/error.h"
 #include "base/mem.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* jansson's own depth limit is far above ours; count before it recurses. */
-static bool too_deep(const char *text, size_t bytes)
+/* ----------------------------------------------------- memory that runs out
+ *
+ * jansson's reader ignores that its buffer for a token could not grow: a string
+ * or number then lacks a byte, or an assertion ends the program. So its
+ * allocator notes every failure, and what was read with one does not count. And
+ * so that the reader comes to its end in order, the first request that fails is
+ * met from a reserve as large as any token needs, and the text ends there: it
+ * is handed over byte by byte.
+ *
+ * The hooks are set when the library is loaded, and hand on to those that were
+ * set before. */
+
+static json_malloc_t next_malloc;
+static json_free_t next_free;
+
+static _Thread_local struct {
+    bool refused; /* a request failed since this was cleared */
+    void *block;  /* the reserve while a text is read */
+    size_t left;  /* its size until it is taken, then 0 */
+} memory;
+
+static void *noting_malloc(size_t bytes)
 {
-    size_t depth = 0;
+    void *p = lg__mem_must_fail() ? NULL : next_malloc(bytes);
+    if (p == NULL) {
+        memory.refused = true;
+        if (bytes <= memory.left) {
+            memory.left = 0;
+            return memory.block;
+        }
+    }
+    return p;
+}
+
+static void noting_free(void *p)
+{
+    if (p == NULL || p != memory.block) {
+        next_free(p);
+    }
+}
+
+__attribute__((constructor)) static void hook_jansson(void)
+{
+    json_get_alloc_funcs(&next_malloc, &next_free);
+    json_set_alloc_funcs(noting_malloc, noting_free);
+}
+
+/* Whoever unloads the library goes on with jansson as it was. */
+__attribute__((destructor)) static void unhook_jansson(void)
+{
+    json_malloc_t now;
+    json_get_alloc_funcs(&now, NULL);
+    if (now == noting_malloc) {
+        json_set_alloc_funcs(next_malloc, next_free);
+    }
+}
+
+typedef struct source {
+    const char *text;
+    size_t bytes, at;
+} source;
+
+static size_t next_byte(void *to, size_t room, void *arg)
+{
+    source *s = arg;
+    (void)room;
+    if (memory.refused || s->at == s->bytes) {
+        return 0;
+    }
+    *(char *)to = s->text[s->at++];
+    return 1;
+}
+
+/* The reader's buffer doubles until a token fits. */
+#define RESERVE_SMALL 1024
+
+static json_t *load(const char *text, size_t bytes, size_t longest, json_error_t *why)
+{
+    _Alignas(16) char small[RESERVE_SMALL];
+    const size_t need = 2 * longest + 64;
+    void *reserve = need <= sizeof small ? small : lg__malloc(need);
+    if (reserve == NULL) {
+        memory.refused = true;
+        return NULL;
+    }
+    memory.refused = false;
+    memory.block = reserve;
+    memory.left = need;
+    source s = {text, bytes, 0};
+    json_t *value = json_load_callback(next_byte, &s, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, why);
+    if (memory.refused) {
+        json_decref(value); /* while the reserve is there, of which it may be made */
+        value = NULL;
+    }
+    memory.block = NULL;
+    memory.left = 0;
+    if (reserve != small) {
+        lg__free(reserve);
+    }
+    return value;
+}
+
+/* ------------------------------------------------------------------- reading */
+
+/* jansson's own depth limit is far above ours; count before it recurses.
+ * *longest is the length of the longest token. */
+static bool too_deep(const char *text, size_t bytes, size_t depth, size_t *longest)
+{
     bool in_string = false;
+    size_t most = 0, begin = 0; /* of the string, or of what is between others */
     for (size_t i = 0; i < bytes; i++) {
         char c = text[i];
         if (in_string) {
             if (c == '\\') {
                 i++;
-            } else if (c == '"') {
-                in_string = false;
+                continue;
             }
-        } else if (c == '"') {
+            if (c != '"') {
+                continue;
+            }
+            in_string = false;
+            most = i + 1 - begin > most ? i + 1 - begin : most;
+            begin = i + 1;
+            continue;
+        }
+        switch (c) {
+        case '"':
             in_string = true;
-        } else if (c == '{' || c == '[') {
+            break;
+        case '{':
+        case '[':
             if (++depth > LG__JSON_MAX_DEPTH) {
                 return true;
             }
-        } else if ((c == '}' || c == ']') && depth > 0) {
-            depth--;
+            break;
+        case '}':
+        case ']':
+            depth -= depth > 0;
+            break;
+        case ',':
+        case ':':
+            break;
+        default:
+            continue;
         }
+        most = i - begin > most ? i - begin : most;
+        begin = in_string ? i : i + 1;
     }
+    *longest = bytes - begin > most ? bytes - begin : most;
     return false;
 }
 
-lg_status lg__json_parse(const char *text, size_t bytes, json_t **out, lg_error *err)
+lg_status lg__json_parse_piece(const char *text, size_t bytes, size_t at, size_t depth, json_t **out, lg_error *err)
 {
-    LG__RETURN_IF(too_deep(text, bytes), err, LG_ERR_FORMAT, "invalid JSON: nested more than %d deep",
+    size_t longest = 0;
+    LG__RETURN_IF(too_deep(text, bytes, depth, &longest), err, LG_ERR_FORMAT, "invalid JSON: nested more than %d deep",
                   LG__JSON_MAX_DEPTH);
     /* jansson drops a NUL behind a number or word; no JSON text has one. */
     const char *nul = bytes > 0 ? memchr(text, '\0', bytes) : NULL;
-    LG__RETURN_IF(nul != NULL, err, LG_ERR_FORMAT, "invalid JSON at byte %zu: a NUL", (size_t)(nul - text));
-    json_error_t why;
-    errno = 0;
-    json_t *value = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &why);
+    LG__RETURN_IF(nul != NULL, err, LG_ERR_FORMAT, "invalid JSON at byte %zu: a NUL", at + (size_t)(nul - text));
+    json_error_t why = {.text = ""};
+    json_t *value = load(text, bytes, longest, &why);
     if (value == NULL) {
-        /* jansson does not tell want of memory from a wrong token, and a file
-         * must not count as damaged because memory was out. */
-        if (errno == ENOMEM || why.text[0] == '\0' || json_error_code(&why) == json_error_out_of_memory) {
+        if (memory.refused || why.text[0] == '\0' || json_error_code(&why) == json_error_out_of_memory) {
             return lg__nomem(err);
         }
         char shown[2 * sizeof why.text];
-        return lg_error_set(err, LG_ERR_FORMAT, "invalid JSON at byte %d: %s", why.position,
+        return lg_error_set(err, LG_ERR_FORMAT, "invalid JSON at byte %zu: %s",
+                            at + (why.position > 0 ? (size_t)why.position : 0),
                             lg__printable(why.text, shown, sizeof shown));
     }
     *out = value;
     return LG_OK;
+}
+
+lg_status lg__json_parse(const char *text, size_t bytes, json_t **out, lg_error *err)
+{
+    return lg__json_parse_piece(text, bytes, 0, 0, out, err);
 }
 
 static const char *type_name(json_type type)
@@ -198,7 +327,13 @@ void lg__buf_json_str(lg__buf *b, const char *s, size_t bytes)
 
 void lg__buf_json_u64(lg__buf *b, uint64_t v)
 {
-    lg__buf_fmt(b, v > UINT64_C(1) << 53 ? "\"%" PRIu64 "\"" : "%" PRIu64, v);
+    if (v <= UINT64_C(1) << 53) {
+        lg__buf_u64(b, v);
+        return;
+    }
+    lg__buf_add(b, "\"", 1);
+    lg__buf_u64(b, v);
+    lg__buf_add(b, "\"", 1);
 }
 
 static int dump(const char *data, size_t bytes, void *arg)
@@ -211,7 +346,8 @@ static int dump(const char *data, size_t bytes, void *arg)
 lg_status lg__buf_json(lg__buf *b, const json_t *value, bool sorted, lg_error *err)
 {
     size_t flags = JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17) | (sorted ? JSON_SORT_KEYS : 0);
-    if (json_dump_callback(value, dump, b, flags) != 0) {
+    memory.refused = false;
+    if (json_dump_callback(value, dump, b, flags) != 0 || memory.refused) {
         LG__TRY(lg__buf_check(b, "JSON text", err));
         return lg__nomem(err);
     }
@@ -258,6 +394,13 @@ bool lg__utf8_valid(const char *s, size_t bytes)
 
 lg_status lg__name_check(const char *what, const char *name, size_t bytes, lg_error *err)
 {
+    size_t plain = 0; /* printable ASCII, as most are from end to end */
+    while (plain < bytes && name[plain] >= 0x20 && name[plain] < 0x7F) {
+        plain++;
+    }
+    if (plain == bytes && bytes > 0 && bytes <= LG_MAX_NAME && name[0] != '_') {
+        return LG_OK;
+    }
     LG__RETURN_IF(bytes == 0, err, LG_ERR_INVALID, "a %s needs a name that is not empty", what);
     LG__RETURN_IF(!lg__utf8_valid(name, bytes), err, LG_ERR_INVALID, "a %s name is no valid UTF-8", what);
     if (bytes > LG_MAX_NAME) {

@@ -17,6 +17,10 @@
 /* Parses `bytes` bytes of one JSON value; json_decref(*out) it. */
 lg_status lg__json_parse(const char *text, size_t bytes, json_t **out, lg_error *err);
 
+/* The same for a value inside of a longer text: `at` bytes of it are before the
+ * value, `depth` objects and arrays around it. */
+lg_status lg__json_parse_piece(const char *text, size_t bytes, size_t at, size_t depth, json_t **out, lg_error *err);
+
 /* The member `key` of an object. LG_ERR_FORMAT if it is not there or not of
  * `type`; lg__json_optional gives NULL instead where it is absent or null. The
  * reference is borrowed. */

@@ -12,7 +12,7 @@ static atomic_size_t countdown = SIZE_MAX;
 
 void lg__mem_fail_after(size_t n) { atomic_store(&countdown, n); }
 
-static bool must_fail(void)
+bool lg__mem_must_fail(void)
 {
     size_t left = atomic_load(&countdown);
     while (left != SIZE_MAX) {
@@ -26,18 +26,18 @@ static bool must_fail(void)
     return false;
 }
 
-void *lg__malloc(size_t bytes) { return must_fail() ? NULL : malloc(bytes ? bytes : 1); }
+void *lg__malloc(size_t bytes) { return lg__mem_must_fail() ? NULL : malloc(bytes ? bytes : 1); }
 
 void *lg__calloc(size_t n, size_t bytes)
 {
     /* Sanitizers end the program at an overflow instead of returning NULL. */
-    if (must_fail() || (bytes != 0 && n > SIZE_MAX / bytes)) {
+    if (lg__mem_must_fail() || (bytes != 0 && n > SIZE_MAX / bytes)) {
         return NULL;
     }
     return calloc(n ? n : 1, bytes ? bytes : 1);
 }
 
-void *lg__realloc(void *p, size_t bytes) { return must_fail() ? NULL : realloc(p, bytes ? bytes : 1); }
+void *lg__realloc(void *p, size_t bytes) { return lg__mem_must_fail() ? NULL : realloc(p, bytes ? bytes : 1); }
 
 void lg__free(void *p) { free(p); }
 
@@ -47,7 +47,7 @@ static size_t in_large_pages(size_t bytes) { return (bytes + LARGE_PAGE - 1) / L
 
 void *lg__pages_new(size_t bytes)
 {
-    if (must_fail() || bytes > SIZE_MAX / 2) {
+    if (lg__mem_must_fail() || bytes > SIZE_MAX / 2) {
         return NULL;
     }
     /* Large pages need their alignment: the ends are given back. */

@@ -31,6 +31,8 @@ bool lg__grow(void **array, size_t *cap, size_t used, size_t element_bytes);
 /* Tests: the allocation after `n` more ones fails, and all later ones until
  * the hook is reset with n = SIZE_MAX. */
 void lg__mem_fail_after(size_t n);
+/* Counts one allocation of somebody else's allocator; true: it is to fail. */
+bool lg__mem_must_fail(void);
 
 /* A bump allocator: everything is freed at once. For parsed files, whose many
  * small strings and arrays live and die together. */

@@ -29,9 +29,10 @@ static lg_status read_manifest(lg_store *store, const char *folder, lg__buf *byt
     return lg__store_read_all(store, path, bytes, err);
 }
 
-static lg_status open_decoded(lg_store *store, bool own, const char *folder, lg__manifest *m, lg_checkpoint **out,
-                              lg_error *err)
+lg_status lg__checkpoint_open_decoded(lg_store *store, bool own, const char *folder, lg__manifest *m,
+                                      lg_checkpoint **out, lg_error *err)
 {
+    LG__RETURN_IF(strlen(folder) >= LG__NAME_MAX, err, LG_ERR_INVALID, "folder name \"%.64s…\" is too long", folder);
     LG__RETURN_IF(m->tombstone, err, LG_ERR_NOT_FOUND,
                   "\"%s\" is no checkpoint: the attempt was ended by the session of epoch %llu", folder,
                   (unsigned long long)m->superseded_by);
@@ -76,7 +77,7 @@ lg_status lg__checkpoint_open_in(lg_store *store, bool own, const char *folder, 
     }
     lg__buf_free(&bytes);
     if (status == LG_OK) {
-        status = open_decoded(store, own, folder, m, out, err);
+        status = lg__checkpoint_open_decoded(store, own, folder, m, out, err);
     }
     if (status != LG_OK) {
         lg__manifest_free(m);
@@ -128,7 +129,9 @@ void lg_checkpoint_close(lg_checkpoint *c)
     lg__free(c->keys);
     lg__arena_free(c->handed_out);
     pthread_mutex_destroy(&c->lock);
-    lg__manifest_free(c->m);
+    if (!c->borrows_manifest) {
+        lg__manifest_free(c->m);
+    }
     if (c->owns_store) {
         lg_store_free(c->store);
     }
@@ -359,8 +362,9 @@ static lg_status check_report(lg_checkpoint *c, uint32_t rank, const lg__report 
     return LG_OK;
 }
 
-static lg_status report_from(lg_checkpoint *c, lg_file *file, uint32_t rank, lg__report **report, lg__sums_head *sums,
-                             lg_error *err)
+/* files_only: see lg__report_decode_files. */
+static lg_status report_from(lg_checkpoint *c, lg_file *file, uint32_t rank, bool files_only, lg__report **report,
+                             lg__sums_head *sums, lg_error *err)
 {
     const lg__rank_row *row = &c->m->ranks[rank];
     uint8_t head[LG__SUMS_HEAD_BYTES];
@@ -386,7 +390,8 @@ static lg_status report_from(lg_checkpoint *c, lg_file *file, uint32_t rank, lg_
     }
     lg__report *r = NULL;
     if (status == LG_OK) {
-        status = lg__report_decode(text, (size_t)sums->report_bytes, &r, err);
+        status = files_only ? lg__report_decode_files(text, (size_t)sums->report_bytes, &r, err)
+                            : lg__report_decode(text, (size_t)sums->report_bytes, &r, err);
     }
     lg__free(text);
     if (status == LG_OK) {
@@ -401,15 +406,21 @@ static lg_status report_from(lg_checkpoint *c, lg_file *file, uint32_t rank, lg_
     return status;
 }
 
-lg_status lg__read_report(lg_checkpoint *c, uint32_t rank, lg__report **report, lg__sums_head *sums, lg_error *err)
+static lg_status read_report(lg_checkpoint *c, uint32_t rank, bool files_only, lg__report **report, lg__sums_head *sums,
+                             lg_error *err)
 {
     char name[LG__NAME_MAX];
     lg__sums_file(rank, name);
     lg_file *file = NULL;
     LG__TRY(lg__checkpoint_open_file(c, name, c->m->ranks[rank].sums_bytes, &file, err));
-    lg_status status = report_from(c, file, rank, report, sums, err);
+    lg_status status = report_from(c, file, rank, files_only, report, sums, err);
     close_quietly(c, file);
     return status == LG_OK ? LG_OK : in_file(c, name, err);
+}
+
+lg_status lg__read_report(lg_checkpoint *c, uint32_t rank, lg__report **report, lg__sums_head *sums, lg_error *err)
+{
+    return read_report(c, rank, false, report, sums, err);
 }
 
 lg_status lg__checkpoint_report(lg_checkpoint *c, uint32_t rank, const lg__report **out, lg_error *err)
@@ -422,7 +433,7 @@ lg_status lg__checkpoint_report(lg_checkpoint *c, uint32_t rank, const lg__repor
     if (kept == NULL) {
         lg__report *r = NULL;
         lg__sums_head sums;
-        LG__TRY(lg__read_report(c, rank, &r, &sums, err));
+        LG__TRY(read_report(c, rank, true, &r, &sums, err));
         pthread_mutex_lock(&c->lock);
         if (files->report == NULL) {
             files->sums = sums;

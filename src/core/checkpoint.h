@@ -27,7 +27,7 @@ typedef struct lg__shard { /* one file of one rank */
 } lg__shard;
 
 typedef struct lg__rank_files {
-    lg__report *report; /* NULL until read; digest checked against the manifest */
+    lg__report *report; /* its files only; NULL until read; digest checked against the manifest */
     lg__sums_head sums;
     lg__shard *shards; /* NULL until asked for by lg__checkpoint_rank */
     size_t n_shards;
@@ -47,6 +47,7 @@ struct lg_checkpoint {
     bool owns_store;
     char folder[LG__NAME_MAX]; /* in the store */
     lg__manifest *m;
+    bool borrows_manifest;
     lg__rank_files *ranks; /* world entries */
     pthread_mutex_t lock;
     size_t cached_bytes;  /* estimate of headers and tables kept */
@@ -63,6 +64,11 @@ struct lg_checkpoint {
  * the store stays the caller's even with `own`. */
 lg_status lg__checkpoint_open_in(lg_store *store, bool own, const char *folder, const char *manifest,
                                  size_t manifest_bytes, lg_checkpoint **out, lg_error *err);
+
+/* The same with a manifest that was decoded already; it is the checkpoint's from
+ * here on unless this fails. */
+lg_status lg__checkpoint_open_decoded(lg_store *store, bool own, const char *folder, lg__manifest *m,
+                                      lg_checkpoint **out, lg_error *err);
 
 /* Is every file that the manifest lists there with its size? By one listing of
  * the folder. LG_ERR_NOT_WHOLE names the first that is not. */

@@ -448,8 +448,10 @@ static lg_status gather_outcomes(lg_session *s, lg_status mine, const lg__writte
 
 /* --------------------------------------- steps 2 to 5: on the coordinator */
 
-static lg_status read_report(lg_store *store, const char *folder, uint32_t rank, const lg__written *w, lg__report **out,
-                             lg_error *err)
+/* The report that is on the disk, which must be the one that `rank` wrote. `own`:
+ * what this process wrote, or NULL; taken when it is the same. */
+static lg_status read_report(lg_store *store, const char *folder, uint32_t rank, const lg__written *w, lg__report **own,
+                             lg__report **out, lg_error *err)
 {
     char name[LG__NAME_MAX], path[2 * LG__NAME_MAX];
     lg__sums_file(rank, name);
@@ -485,7 +487,10 @@ static lg_status read_report(lg_store *store, const char *folder, uint32_t rank,
         st = lg_error_set(err, LG_ERR_CORRUPT, "%s is not what rank %" PRIu32 " wrote: it holds another report", name,
                           rank);
     }
-    if (st == LG_OK) {
+    if (st == LG_OK && own != NULL && *own != NULL) {
+        *out = *own;
+        *own = NULL;
+    } else if (st == LG_OK) {
         st = lg__report_decode(text, head.report_bytes, out, err);
     }
     lg__free(text);
@@ -520,7 +525,8 @@ static lg_status make_manifest(lg_save *save, const attempt *a, const lg__writte
     lg__manifest *m = NULL;
     lg_status st = reports == NULL ? lg__nomem(err) : lg__manifest_new(&m, err);
     for (uint32_t r = 0; st == LG_OK && r < world; r++) {
-        st = read_report(s->store, a->folder, r, &written[r], &reports[r], err);
+        lg__report **own = r == save->rank ? &save->report : NULL;
+        st = read_report(s->store, a->folder, r, &written[r], own, &reports[r], err);
     }
     if (st == LG_OK) {
         m->major = LG__FORMAT_MAJOR;

@@ -12,15 +12,25 @@ struct lg__index_slot {
     uint64_t hash;
 };
 
-/* FNV-1a, with its high bits mixed into the low ones that choose the slot. */
+static uint64_t mix(uint64_t h, uint64_t v)
+{
+    h = (h ^ v) * UINT64_C(0x9e3779b97f4a7c15);
+    return h ^ (h >> 32);
+}
+
+/* Eight bytes at a time; high bits are mixed into the low ones, which choose the
+ * slot. */
 static uint64_t hash_of(const void *key, size_t bytes)
 {
     const unsigned char *p = key;
-    uint64_t h = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < bytes; i++) {
-        h = (h ^ p[i]) * UINT64_C(0x100000001b3);
+    uint64_t h = bytes, v;
+    for (; bytes >= sizeof v; p += sizeof v, bytes -= sizeof v) {
+        memcpy(&v, p, sizeof v);
+        h = mix(h, v);
     }
-    return h ^ (h >> 32);
+    v = 0;
+    memcpy(&v, p, bytes);
+    return mix(h, v);
 }
 
 /* The slot of the key, or the free one where it would go. */

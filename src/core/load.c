@@ -215,12 +215,13 @@ lg_status lg_load_tensor(lg_load *load, const lg_target *target, lg_error *err)
     LG__RETURN_IF(target->size != sizeof *target, err, LG_ERR_INVALID,
                   "lg_target.size is %zu, not %zu: begin with LG_TARGET_INIT", target->size, sizeof *target);
     LG__RETURN_IF(target->name == NULL, err, LG_ERR_INVALID, "a target has no name");
-    char shown[300];
-    lg__printable(target->name, shown, sizeof shown);
+    char shown[300]; /* for messages */
     LG__RETURN_IF(target->ndim > LG_MAX_NDIM || (target->ndim > 0 && target->shape == NULL), err, LG_ERR_INVALID,
-                  "\"%s\": a target needs its shape, of at most %d dimensions", shown, LG_MAX_NDIM);
+                  "\"%s\": a target needs its shape, of at most %d dimensions",
+                  lg__printable(target->name, shown, sizeof shown), LG_MAX_NDIM);
     LG__RETURN_IF((target->flags & ~(uint32_t)(LG_TENSOR_OPTIONAL | LG_TENSOR_BUFFER | LG_TENSOR_COPY_OF_RANK)) != 0,
-                  err, LG_ERR_INVALID, "\"%s\": unknown target flags 0x%x", shown, target->flags);
+                  err, LG_ERR_INVALID, "\"%s\": unknown target flags 0x%x",
+                  lg__printable(target->name, shown, sizeof shown), target->flags);
     const lg__manifest_tensor *t = lg__manifest_find(load->c->m, target->name);
     if (t == NULL) {
         return target->flags & LG_TENSOR_OPTIONAL ? note_missing(load, target->name, err)
@@ -240,7 +241,7 @@ lg_status lg_load_tensor(lg_load *load, const lg_target *target, lg_error *err)
     lg_status status = add_target(load, &own, t, err);
     if (status != LG_OK) {
         load->n_parts = n_parts;
-        return lg_error_wrap(err, "\"%s\"", shown);
+        return lg_error_wrap(err, "\"%s\"", lg__printable(target->name, shown, sizeof shown));
     }
     return LG_OK;
 }

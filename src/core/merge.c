@@ -28,6 +28,8 @@ typedef struct merge {
     size_t n_rows;
     tied *ties; /* all alias rows, sorted by alias, then rank */
     size_t n_ties;
+    const lg_layout *last_layout; /* of the tensor before: most have the same */
+    size_t last_at;
 } merge;
 
 /* ------------------------------------------------------------ whose reports */
@@ -293,7 +295,8 @@ static lg_status add_tensor(merge *g, const named *group, size_t n, lg__manifest
                                  .shape = shape,
                                  .flat_offset = t->flat_offset,
                                  .layout = LG__IRREGULAR,
-                                 .stored = true};
+                                 .stored = true,
+                                 .fingerprint = t->fingerprint};
     if (shape == NULL || out->name == NULL) {
         return lg__nomem(err);
     }
@@ -304,9 +307,15 @@ static lg_status add_tensor(merge *g, const named *group, size_t n, lg__manifest
         return gather_pieces(g, group, n, out, err);
     }
     const lg_layout *layout = layout_of(&group[0]);
+    if (layout == g->last_layout) {
+        out->layout = g->last_at;
+        return LG_OK;
+    }
     if (!lg__index_find(&g->by_layout, layout->id, sizeof layout->id, &out->layout)) {
         return lg_error_set(err, LG_ERR_INTERNAL, "the layout of tensor \"%s\" was not collected", t->name);
     }
+    g->last_layout = layout;
+    g->last_at = out->layout;
     return LG_OK;
 }
 
@@ -415,7 +424,9 @@ static lg_status add_aliases(merge *g, lg_error *err)
         }
         m->n_tensors++;
     }
-    qsort(m->tensors, m->n_tensors, sizeof *m->tensors, by_name);
+    if (m->n_tensors > n) { /* they are in order but for those */
+        qsort(m->tensors, m->n_tensors, sizeof *m->tensors, by_name);
+    }
     return LG_OK;
 }
 

@@ -77,6 +77,7 @@ lg_status lg__plan_runs(const lg__plan_box *box, lg__run_fn fn, void *arg, lg_er
 typedef struct bucket { /* the boxes of one number of one group */
     lg__plan_box *boxes;
     size_t n, cap;
+    size_t first; /* how many are in the first of its files */
 } bucket;
 
 typedef struct draft {
@@ -95,11 +96,22 @@ static void draft_free(draft *d)
 {
     for (int g = 0; g < LG_GROUP_COUNT; g++) {
         for (size_t b = 0; b < d->n_buckets[g]; b++) {
-            lg__free(d->buckets[g][b].boxes);
+            lg__free(d->buckets[g][b].boxes); /* of a plan that failed */
         }
         lg__free(d->buckets[g]);
     }
     lg__free(d->entries);
+}
+
+/* A box takes 600 bytes, of which few dimensions need few. */
+static void copy_box(lg__plan_box *to, const lg__plan_box *from)
+{
+    const size_t before = offsetof(lg__plan_box, box), after = before + sizeof from->box;
+    memcpy(to, from, before);
+    to->box.ndim = from->box.ndim;
+    memcpy(to->box.offset, from->box.offset, from->box.ndim * sizeof *from->box.offset);
+    memcpy(to->box.size, from->box.size, from->box.ndim * sizeof *from->box.size);
+    memcpy((char *)to + after, (const char *)from + after, sizeof *from - after);
 }
 
 static lg_status add_box(draft *d, lg_group group, size_t number, const lg__plan_box *box, lg_error *err)
@@ -114,7 +126,7 @@ static lg_status add_box(draft *d, lg_group group, size_t number, const lg__plan
     if (!lg__grow((void **)&to->boxes, &to->cap, to->n, sizeof *to->boxes)) {
         return lg__nomem(err);
     }
-    to->boxes[to->n++] = *box;
+    copy_box(&to->boxes[to->n++], box);
     d->n_boxes++;
     return LG_OK;
 }
@@ -130,12 +142,17 @@ static const char *prefixed(lg__arena *arena, const char *prefix, const char *na
     return key;
 }
 
+static lg_group group_of(const lg__save_tensor *t)
+{
+    const bool copies = t->placement != LG__PLACE_BOXES && t->layout != NULL && t->layout->kind == LG__COPIES;
+    return lg__file_group(t->group, t->dtype, copies);
+}
+
 static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
 {
     const bool irregular = t->placement == LG__PLACE_BOXES;
     LG__RETURN_IF(!irregular && t->layout == NULL, err, LG_ERR_INTERNAL, "tensor \"%s\" has no layout yet", t->name);
-    const bool copies = !irregular && t->layout->kind == LG__COPIES;
-    const lg_group group = lg__file_group(t->group, t->dtype, copies);
+    const lg_group group = group_of(t);
     lg__plan_box box = {.key = t->name,
                         .tensor = t->name,
                         .dtype = t->dtype,
@@ -159,7 +176,9 @@ static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
     LG__TRY(lg__layout_written(t->layout, &desc, d->save->rank, &pieces, &n, err));
     lg_status status = LG_OK;
     for (size_t i = 0; i < n && status == LG_OK; i++) {
-        box.box = pieces[i].box;
+        box.box.ndim = pieces[i].box.ndim;
+        memcpy(box.box.offset, pieces[i].box.offset, t->ndim * sizeof *box.box.offset);
+        memcpy(box.box.size, pieces[i].box.size, t->ndim * sizeof *box.box.size);
         status = lg__plan_source(t, &pieces[i], d->plan->arena, &box, err);
         if (status == LG_OK) {
             status = add_box(d, group, i, &box, err);
@@ -199,7 +218,10 @@ static lg_status check_header(const lg__plan_file *file, lg_error *err)
     bool same = h->n == file->n_boxes && h->data_start == file->header.len && h->file_bytes == bytes;
     uint64_t at = 0;
     for (size_t i = 0; same && i < h->n; i++) {
-        const lg__st_tensor *t = lg__st_find(h, file->boxes[i].key);
+        const lg__st_tensor *t = &h->tensors[i];
+        if (strcmp(t->name, file->boxes[i].key) != 0) { /* empty ones share a place */
+            t = lg__st_find(h, file->boxes[i].key);
+        }
         const lg__region *box = &file->boxes[i].box;
         uint64_t box_bytes = 0;
         same = t != NULL && t->dtype == file->boxes[i].dtype && t->ndim == box->ndim && t->has_offsets &&
@@ -216,8 +238,34 @@ static lg_status check_header(const lg__plan_file *file, lg_error *err)
     return LG_OK;
 }
 
-/* One file of boxes [from, from + n) of a bucket. */
-static lg_status make_file(draft *d, lg_group group, const lg__plan_box *boxes, size_t n, lg_error *err)
+/* Puts boxes into the order of the entries, which point into them: along the
+ * cycles of the permutation, since boxes are large and many. */
+static void sort_boxes(lg__plan_box *boxes, const lg__st_entry *entries, size_t n, size_t *from)
+{
+    const size_t in_box = offsetof(lg__plan_box, box) + offsetof(lg__region, size);
+    for (size_t i = 0; i < n; i++) {
+        const char *box = (const char *)entries[i].shape - in_box;
+        from[i] = (size_t)(box - (const char *)boxes) / sizeof *boxes;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (from[i] == i) {
+            continue;
+        }
+        lg__plan_box first;
+        copy_box(&first, &boxes[i]);
+        size_t to = i;
+        for (size_t next = from[to]; next != i; next = from[to]) {
+            copy_box(&boxes[to], &boxes[next]);
+            from[to] = to;
+            to = next;
+        }
+        copy_box(&boxes[to], &first);
+        from[to] = to;
+    }
+}
+
+/* One file of boxes [from, from + n) of a bucket, which it sorts. */
+static lg_status make_file(draft *d, lg_group group, lg__plan_box *boxes, size_t n, lg_error *err)
 {
     lg__plan *p = d->plan;
     if (!lg__grow((void **)&p->files, &d->cap_files, p->n_files, sizeof *p->files)) {
@@ -248,14 +296,13 @@ static lg_status make_file(draft *d, lg_group group, const lg__plan_box *boxes, 
     LG__TRY(lg__st_plan(d->entries, n, meta, sizeof meta / sizeof *meta, false, LG__ST_DATA_ALIGN, &file->header,
                         &file->data_bytes, err));
     LG__TRY(lg__buf_check(&file->header, "a file's header", err));
-    file->boxes = lg__arena_array(p->arena, n, sizeof *file->boxes);
-    if (file->boxes == NULL) {
+    size_t *order = lg__malloc(n * sizeof *order);
+    if (order == NULL) {
         return lg__nomem(err);
     }
-    for (size_t i = 0; i < n; i++) { /* in the order that lg__st_plan chose */
-        const size_t in_box = offsetof(lg__plan_box, box) + offsetof(lg__region, size);
-        file->boxes[i] = *(const lg__plan_box *)(const void *)((const char *)d->entries[i].shape - in_box);
-    }
+    sort_boxes(boxes, d->entries, n, order);
+    lg__free(order);
+    file->boxes = boxes;
     LG__TRY(check_header(file, err));
     d->n_in_files += n;
     uint64_t bytes;
@@ -270,13 +317,40 @@ static size_t fitting(const bucket *b, size_t from, uint64_t limit)
 {
     uint64_t bytes = 0;
     size_t i = from;
-    for (; i < b->n; i++) {
+    for (; i < b->n && bytes <= limit; i++) {
+        bytes += lg__st_entry_most(strlen(b->boxes[i].key), b->boxes[i].box.ndim);
+    }
+    if (bytes <= limit) {
+        return b->n - from;
+    }
+    bytes = 0;
+    for (i = from; i < b->n; i++) {
         bytes += lg__st_entry_bytes(b->boxes[i].key, b->boxes[i].box.ndim);
         if (bytes > limit && i > from) {
             break;
         }
     }
     return i - from;
+}
+
+/* Hands the memory of all boxes over to the plan, whose files point into it. */
+static lg_status keep_boxes(draft *d, lg_error *err)
+{
+    size_t n = 0;
+    for (int g = 0; g < LG_GROUP_COUNT; g++) {
+        n += d->n_buckets[g];
+    }
+    d->plan->memory = lg__calloc(n, sizeof *d->plan->memory);
+    if (d->plan->memory == NULL) {
+        return lg__nomem(err);
+    }
+    for (int g = 0; g < LG_GROUP_COUNT; g++) {
+        for (size_t b = 0; b < d->n_buckets[g]; b++) {
+            d->plan->memory[d->plan->n_memory++] = d->buckets[g][b].boxes;
+            d->buckets[g][b].boxes = NULL;
+        }
+    }
+    return LG_OK;
 }
 
 /* The files of one group: number b holds the b-th boxes; what does not fit
@@ -286,12 +360,16 @@ static lg_status make_group(draft *d, lg_group group, lg_error *err)
     const size_t first = d->plan->n_files;
     const uint64_t limit = d->save->header_limit;
     for (size_t b = 0; b < d->n_buckets[group]; b++) {
-        const bucket *from = &d->buckets[group][b];
-        LG__TRY(make_file(d, group, from->boxes, fitting(from, 0, limit), err));
+        bucket *from = &d->buckets[group][b];
+        if (from->n == 0) {
+            continue; /* room that no box of this rank took */
+        }
+        from->first = fitting(from, 0, limit);
+        LG__TRY(make_file(d, group, from->boxes, from->first, err));
     }
     for (size_t b = 0; b < d->n_buckets[group]; b++) {
-        const bucket *from = &d->buckets[group][b];
-        for (size_t i = fitting(from, 0, limit), n; i < from->n; i += n) {
+        bucket *from = &d->buckets[group][b];
+        for (size_t i = from->first, n; i < from->n; i += n) {
             n = fitting(from, i, limit);
             LG__TRY(make_file(d, group, from->boxes + i, n, err));
         }
@@ -307,9 +385,33 @@ static lg_status make_group(draft *d, lg_group group, lg_error *err)
     return LG_OK;
 }
 
+/* Room for the first box of every tensor: growing would copy them all. */
+static lg_status reserve_first(draft *d, lg_error *err)
+{
+    size_t n[LG_GROUP_COUNT] = {0};
+    for (size_t i = 0; i < d->save->n_tensors; i++) {
+        n[group_of(&d->save->tensors[i])] += d->save->tensors[i].stored;
+    }
+    for (int g = 0; g < LG_GROUP_COUNT; g++) {
+        if (n[g] == 0) {
+            continue;
+        }
+        bucket first = {.cap = n[g]};
+        first.boxes = n[g] > SIZE_MAX / sizeof *first.boxes ? NULL : lg__malloc(n[g] * sizeof *first.boxes);
+        if (first.boxes == NULL || !lg__grow((void **)&d->buckets[g], &d->cap_buckets[g], 0, sizeof(bucket))) {
+            lg__free(first.boxes);
+            return lg__nomem(err);
+        }
+        d->buckets[g][0] = first;
+        d->n_buckets[g] = 1;
+    }
+    return LG_OK;
+}
+
 static lg_status make(draft *d, lg_error *err)
 {
     const lg_save *save = d->save;
+    LG__TRY(reserve_first(d, err));
     for (size_t i = 0; i < save->n_tensors; i++) {
         if (save->tensors[i].stored) {
             LG__TRY(add_tensor(d, &save->tensors[i], err));
@@ -323,7 +425,7 @@ static lg_status make(draft *d, lg_error *err)
     }
     LG__RETURN_IF(d->n_in_files != d->n_boxes, err, LG_ERR_INTERNAL, "%zu boxes, but headers list %zu", d->n_boxes,
                   d->n_in_files);
-    return LG_OK;
+    return keep_boxes(d, err);
 }
 
 lg_status lg__plan_make(const lg_save *save, const lg__save_ids *ids, lg__plan **out, lg_error *err)
@@ -351,6 +453,10 @@ void lg__plan_free(lg__plan *p)
     for (size_t i = 0; i < p->n_files; i++) {
         lg__buf_free(&p->files[i].header);
     }
+    for (size_t i = 0; i < p->n_memory; i++) {
+        lg__free(p->memory[i]);
+    }
+    lg__free(p->memory);
     lg__free(p->files);
     lg__arena_free(p->arena);
     lg__free(p);

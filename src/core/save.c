@@ -20,6 +20,7 @@ static void save_free(lg_save *save)
         lg__layout_unref(save->layouts[i]);
     }
     json_decref(save->state);
+    lg__report_free(save->report);
     lg__index_free(&save->by_name);
     lg__index_free(&save->by_layout);
     lg__index_free(&save->by_key);

@@ -92,6 +92,7 @@ struct lg_save {
     uint64_t header_limit; /* a file's header is cut here: LG__ST_SPLIT_HEADER, less in tests */
     uint32_t unshared;
     const lg__save_hooks *hooks; /* of a save in the background; NULL in others */
+    lg__report *report; /* see lg__save_keep_report */
     /* One object a layout, so that equal pointers are equal layouts. */
     lg_layout **layouts;
     size_t n_layouts, cap_layouts;
@@ -153,6 +154,8 @@ typedef struct lg__plan {
     lg__plan_file *files;
     size_t n_files;
     uint64_t bytes; /* of all files */
+    void **memory;  /* of the boxes */
+    size_t n_memory;
 } lg__plan;
 
 /* What goes into each file's metadata and into the report. */
@@ -204,6 +207,11 @@ lg_status lg__tie_fingerprint(const lg__tensor_desc *aliased, const char *alias,
 /* The report of this rank. tables[i] is the digest of file i's table. */
 lg_status lg__save_report(const lg_save *save, const lg__save_ids *ids, const lg__plan *plan,
                           const uint8_t (*tables)[LG__SHA256_BYTES], lg__report **out, lg_error *err);
+
+/* Takes a report that was written: the coordinator compares what it finds on
+ * the disk with it by its digest, and need not parse that again. It lives no
+ * longer than the save, whose names it has. */
+void lg__save_keep_report(lg_save *save, lg__report *report);
 
 /* ---- write.c */
 

@@ -41,15 +41,38 @@ static bool reports_layout(const lg_save *save, const lg_layout *layout)
     return lg__layout_rank_at(layout, 0) == save->rank;
 }
 
-static lg_status add_use(const lg_save *save, const lg__save_tensor *t, lg__report_use *use, lg_error *err)
+/* What all fingerprints are made with, and the layout of the last tensor: most
+ * have the same. */
+typedef struct printer {
+    lg__sha256 *sha;
+    lg__buf text;
+    const lg_layout *layout;
+    size_t layout_at; /* in the save */
+} printer;
+
+static lg_status find_layout(const lg_save *save, printer *p, const lg__save_tensor *t, size_t *at, lg_error *err)
+{
+    if (t->layout != p->layout) {
+        LG__RETURN_IF(!lg__index_find(&save->by_layout, t->layout->id, sizeof t->layout->id, &p->layout_at), err,
+                      LG_ERR_INTERNAL, "the layout of tensor \"%s\" is not interned", t->name);
+        p->layout = t->layout;
+    }
+    *at = p->layout_at;
+    return LG_OK;
+}
+
+/* *fingerprint is that of a stored tensor. */
+static lg_status add_use(const lg_save *save, printer *p, const lg__save_tensor *t, lg__report_use *use,
+                         uint64_t *fingerprint, lg_error *err)
 {
     const bool flat = t->layout->kind == LG__FLAT;
     lg__tensor_desc desc = lg__save_desc(t);
     uint64_t print = 0;
     if (t->stored) {
-        LG__TRY(lg__tensor_fingerprint(&desc, flat, &print, err));
+        LG__TRY(lg__tensor_fingerprint_by(p->sha, &p->text, &desc, flat, &print, err));
         use->tensors++;
         use->sum += print;
+        *fingerprint = print;
     }
     if (t->alias_of != NULL) {
         desc.name = save->tensors[t->root].name;
@@ -60,7 +83,7 @@ static lg_status add_use(const lg_save *save, const lg__save_tensor *t, lg__repo
 }
 
 /* Appends the row of a stored tensor. */
-static lg_status add_tensor(lg__report *r, const lg__save_tensor *t, size_t layout, lg_error *err)
+static lg_status add_tensor(lg__report *r, const lg__save_tensor *t, size_t layout, uint64_t fingerprint, lg_error *err)
 {
     lg__report_tensor *row = &r->tensors[r->n_tensors];
     *row = (lg__report_tensor){.name = t->name,
@@ -69,7 +92,8 @@ static lg_status add_tensor(lg__report *r, const lg__save_tensor *t, size_t layo
                                .ndim = t->ndim,
                                .shape = t->shape,
                                .flat_offset = t->flat_offset,
-                               .layout = layout};
+                               .layout = layout,
+                               .fingerprint = fingerprint};
     if (layout == LG__IRREGULAR) {
         lg__region *boxes = lg__arena_array(r->arena, t->n_boxes, sizeof *boxes);
         if (boxes == NULL) {
@@ -89,25 +113,25 @@ static lg_status fill(const lg_save *save, lg__report *r, lg_error *err)
 {
     /* places[i]: where layout i of the save is in uses and in layouts, plus 1. */
     size_t(*places)[2] = lg__calloc(save->n_layouts, sizeof *places);
-    if (places == NULL) {
-        return lg__nomem(err);
-    }
-    lg_status status = LG_OK;
+    printer p = {.sha = lg__sha256_new()};
+    lg__buf_init(&p.text, LG__FINGERPRINT_TEXT_MAX);
+    lg_status status = places == NULL || p.sha == NULL ? lg__nomem(err) : LG_OK;
     for (size_t i = 0; i < save->n_tensors && status == LG_OK; i++) {
         const lg__save_tensor *t = &save->tensors[i];
         size_t row = LG__IRREGULAR;
+        uint64_t fingerprint = 0;
         bool here = true;
         if (t->placement != LG__PLACE_BOXES) {
             size_t at = 0;
-            if (!lg__index_find(&save->by_layout, t->layout->id, sizeof t->layout->id, &at)) {
-                status = lg_error_set(err, LG_ERR_INTERNAL, "the layout of tensor \"%s\" is not interned", t->name);
+            status = find_layout(save, &p, t, &at, err);
+            if (status != LG_OK) {
                 break;
             }
             if (places[at][0] == 0) {
                 memcpy(r->uses[r->n_uses].id, t->layout->id, sizeof t->layout->id);
                 places[at][0] = ++r->n_uses;
             }
-            status = add_use(save, t, &r->uses[places[at][0] - 1], err);
+            status = add_use(save, &p, t, &r->uses[places[at][0] - 1], &fingerprint, err);
             here = reports_layout(save, t->layout);
             if (here && places[at][1] == 0) {
                 r->layouts[r->n_layouts] = lg__layout_ref(t->layout);
@@ -116,12 +140,14 @@ static lg_status fill(const lg_save *save, lg__report *r, lg_error *err)
             row = here ? places[at][1] - 1 : 0;
         }
         if (here && t->stored && status == LG_OK) {
-            status = add_tensor(r, t, row, err);
+            status = add_tensor(r, t, row, fingerprint, err);
         }
         if (here && t->alias_of != NULL) {
             r->aliases[r->n_aliases++] = (lg__report_alias){.alias = t->name, .name = t->alias_of, .stored = t->stored};
         }
     }
+    lg__sha256_free(p.sha);
+    lg__buf_free(&p.text);
     lg__free(places);
     return status;
 }
@@ -159,4 +185,15 @@ lg_status lg__save_report(const lg_save *save, const lg__save_ids *ids, const lg
     }
     *out = r;
     return LG_OK;
+}
+
+void lg__save_keep_report(lg_save *save, lg__report *report)
+{
+    lg__report_free(save->report);
+    save->report = NULL;
+    if (save->rank == 0) { /* the coordinator */
+        save->report = report;
+    } else {
+        lg__report_free(report);
+    }
 }

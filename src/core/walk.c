@@ -338,9 +338,10 @@ lg_status lg__walk_check_whole(lg_store *store, lg__walk_item *item, lg_error *e
         return LG_OK;
     }
     lg_checkpoint *c = NULL;
-    lg_status st = lg__checkpoint_open_in(store, false, item->name, item->bytes.data, item->bytes.len, &c, err);
+    lg_status st = lg__checkpoint_open_decoded(store, false, item->name, item->m, &c, err);
     if (st == LG_OK) {
         st = lg__checkpoint_check_whole(c, err);
+        c->borrows_manifest = true; /* it stays the item's */
         lg_checkpoint_close(c);
     }
     if (st != LG_OK && (lg__status_is_damage(st) || about_the_file(st))) {

@@ -310,7 +310,8 @@ lg_status lg_checkpoint_open(const char *where, lg_checkpoint **out, lg_error *e
     LG__TRY(lg__where_find(where, &store, &walk, &item, err));
     lg_status st;
     if (item->m != NULL) {
-        st = lg__checkpoint_open_in(store, true, item->name, item->bytes.data, item->bytes.len, out, err);
+        st = lg__checkpoint_open_decoded(store, true, item->name, item->m, out, err);
+        item->m = st == LG_OK ? NULL : item->m;
     } else {
         /* The folder is there; what is not found is its manifest. */
         st = item->status == LG_ERR_NOT_FOUND ? LG_ERR_NOT_WHOLE : item->status;

@@ -193,13 +193,13 @@ static lg_status add_staged(job *j, const lg_save *save, const char *folder, con
     return add_table(j, i, &table, err);
 }
 
-static lg_status finish(job *j, const lg_save *save, lg_store *store, const char *folder, const lg__plan *plan,
+static lg_status finish(job *j, lg_save *save, lg_store *store, const char *folder, const lg__plan *plan,
                         const lg__save_ids *ids, lg__written *out, lg_error *err)
 {
     lg__report *report = NULL;
     LG__TRY(lg__save_report(save, ids, plan, (const uint8_t(*)[LG__SHA256_BYTES])j->digests, &report, err));
     lg_status status = lg__report_encode(report, &j->report, err);
-    lg__report_free(report);
+    lg__save_keep_report(save, report);
     LG__TRY(status);
     LG__TRY(lg__buf_check(&j->report, "the report", err));
     const lg__sums_head head = {.block_bytes = (uint32_t)save->block_bytes,
@@ -212,6 +212,8 @@ static lg_status finish(job *j, const lg_save *save, lg_store *store, const char
     LG__TRY(lg__buf_check(&j->sums, "the sums file", err));
     lg__written w = {.sums_bytes = j->sums.len, .bytes = plan->bytes + j->sums.len};
     LG__TRY(lg__sha256_of(j->report.data, j->report.len, w.report, err));
+    /* What comes before this is done while the last data is on its way. */
+    LG__TRY(lg__writer_finish(j->writer, err));
     if (save->hooks != NULL && save->hooks->before_sums != NULL) {
         LG__TRY(save->hooks->before_sums(save->hooks->arg, err));
     }
@@ -236,9 +238,6 @@ lg_status lg__save_write(lg_save *save, lg_store *store, const char *folder, con
         status = add_file(&j, save, folder, plan, i, err);
     }
     if (status == LG_OK) {
-        status = lg__writer_finish(j.writer, err);
-    }
-    if (status == LG_OK) {
         status = finish(&j, save, store, folder, plan, ids, out, err);
     }
     job_free(&j);
@@ -257,9 +256,6 @@ lg_status lg__save_write_stage(lg_save *save, lg_store *store, const char *folde
     }
     for (size_t i = 0; i < plan->n_files && status == LG_OK; i++) {
         status = add_staged(&j, save, folder, plan, i, stage, err);
-    }
-    if (status == LG_OK) {
-        status = lg__writer_finish(j.writer, err);
     }
     if (status == LG_OK) {
         status = finish(&j, save, store, folder, plan, ids, out, err);

@@ -26,7 +26,7 @@ lg_status lg_dtype_parse(const char *name, lg_dtype *out)
         return LG_ERR_INVALID;
     }
     for (unsigned i = 0; i < LG_DTYPE_COUNT; i++) {
-        if (strcmp(name, dtypes[i].name) == 0) {
+        if (name[0] == dtypes[i].name[0] && strcmp(name, dtypes[i].name) == 0) {
             *out = (lg_dtype)i;
             return LG_OK;
         }

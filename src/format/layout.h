@@ -129,6 +129,10 @@ lg_status lg__layout_box_count(const lg_layout *layout, const lg__tensor_desc *t
 /* First 8 bytes, little-endian, of SHA-256(group, name, dtype, shape[, flat
  * offset]) as docs/format.md spells it: what reports sum mod 2^64. */
 lg_status lg__tensor_fingerprint(const lg__tensor_desc *t, bool flat, uint64_t *out, lg_error *err);
+#define LG__FINGERPRINT_TEXT_MAX (8 * LG_MAX_NAME)
+/* The same for one of many: with a digest and a buffer that are used again. */
+lg_status lg__tensor_fingerprint_by(lg__sha256 *sha, lg__buf *scratch, const lg__tensor_desc *t, bool flat,
+                                    uint64_t *out, lg_error *err);
 
 /* Which family of files holds a tensor: raw for dtypes that PyTorch's reader
  * does not know and for per-rank copies, else its own group. */

@@ -263,31 +263,44 @@ lg_status lg__layout_parse(const json_t *json, uint32_t world, lg_layout **out, 
 
 /* SHA-256 of ["model","name","BF16",[2,3]], or with the flat offset behind the
  * shape: compact JSON as everywhere, so that no two tensors share a text. */
+lg_status lg__tensor_fingerprint_by(lg__sha256 *sha, lg__buf *scratch, const lg__tensor_desc *t, bool flat,
+                                    uint64_t *out, lg_error *err)
+{
+    lg__buf *b = scratch;
+    b->len = 0;
+    lg__buf_str(b, "[\"");
+    lg__buf_str(b, lg_group_name(t->group));
+    lg__buf_str(b, "\",");
+    lg__buf_json_str(b, t->name, strlen(t->name));
+    lg__buf_str(b, ",\"");
+    lg__buf_str(b, lg_dtype_name(t->dtype));
+    lg__buf_str(b, "\",[");
+    for (uint32_t d = 0; d < t->ndim; d++) {
+        lg__buf_str(b, d == 0 ? "" : ",");
+        lg__buf_json_u64(b, t->shape[d]);
+    }
+    lg__buf_str(b, "]");
+    if (flat) {
+        lg__buf_str(b, ",");
+        lg__buf_json_u64(b, t->flat_offset);
+    }
+    lg__buf_str(b, "]");
+    LG__TRY(lg__buf_check(b, "a tensor's fingerprint", err));
+    uint8_t digest[LG__SHA256_BYTES];
+    if (!lg__sha256_add(sha, b->data, b->len) || !lg__sha256_end(sha, digest)) {
+        return lg__nomem(err);
+    }
+    *out = lg__get_u64le(digest);
+    return LG_OK;
+}
+
 lg_status lg__tensor_fingerprint(const lg__tensor_desc *t, bool flat, uint64_t *out, lg_error *err)
 {
     lg__buf b;
-    lg__buf_init(&b, 8 * LG_MAX_NAME);
-    lg__buf_fmt(&b, "[\"%s\",", lg_group_name(t->group));
-    lg__buf_json_str(&b, t->name, strlen(t->name));
-    lg__buf_fmt(&b, ",\"%s\",[", lg_dtype_name(t->dtype));
-    for (uint32_t d = 0; d < t->ndim; d++) {
-        lg__buf_str(&b, d == 0 ? "" : ",");
-        lg__buf_json_u64(&b, t->shape[d]);
-    }
-    lg__buf_str(&b, "]");
-    if (flat) {
-        lg__buf_str(&b, ",");
-        lg__buf_json_u64(&b, t->flat_offset);
-    }
-    lg__buf_str(&b, "]");
-    uint8_t digest[LG__SHA256_BYTES];
-    lg_status st = lg__buf_check(&b, "a tensor's fingerprint", err);
-    if (st == LG_OK) {
-        st = lg__sha256_of(b.data, b.len, digest, err);
-    }
+    lg__buf_init(&b, LG__FINGERPRINT_TEXT_MAX);
+    lg__sha256 *sha = lg__sha256_new();
+    lg_status st = sha == NULL ? lg__nomem(err) : lg__tensor_fingerprint_by(sha, &b, t, flat, out, err);
+    lg__sha256_free(sha);
     lg__buf_free(&b);
-    if (st == LG_OK) {
-        *out = lg__get_u64le(digest);
-    }
     return st;
 }

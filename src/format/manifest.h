@@ -9,6 +9,7 @@
  * the end of the file. The same prefix is used by side and rollback records. */
 
 #include "base/buf.h"
+#include "base/json_pieces.h"
 #include "base/mem.h"
 #include "format/layout.h"
 
@@ -48,6 +49,7 @@ typedef struct lg__manifest_tensor {
     size_t n_pieces;
     const char *alias_of; /* NULL, or the name of another entry that is no alias */
     bool stored;          /* false: an alias whose bytes are only under alias_of */
+    uint64_t fingerprint; /* while reports are merged; 0: not known. Not in the file */
 } lg__manifest_tensor;
 
 typedef struct lg__attached {
@@ -108,6 +110,12 @@ bool lg__manifest_is_copies(const lg__manifest *m, const lg__manifest_tensor *t)
 /* The CRC prefix shared with records: wraps `body` (from the byte after "{" to
  * the closing brace) and checks and strips it. */
 lg_status lg__sealed_json(const char *body, size_t bytes, lg__buf *out, lg_error *err);
+/* The same for a body that is appended to `out` between the two; `start` is
+ * where `out` ended before. */
+void lg__sealed_json_begin(lg__buf *out);
+lg_status lg__sealed_json_end(lg__buf *out, size_t start, lg_error *err);
 lg_status lg__sealed_json_parse(const char *bytes, size_t n, json_t **out, lg_error *err);
+/* The same check; *out is the text of the object, not parsed yet. */
+lg_status lg__sealed_json_text(const char *bytes, size_t n, lg__json_piece *out, lg_error *err);
 
 #endif

@@ -4,6 +4,7 @@
 #include "format/manifest.h"
 #include "format/member.h"
 #include "format/names.h"
+#include "format/tensor_row.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -66,7 +67,7 @@ static lg_status read_ids(const json_t *top, lg__manifest *m, lg_error *err)
 
 static lg_status read_tombstone(const json_t *top, const json_t *tombstone, lg__manifest *m, lg_error *err)
 {
-    static const char *const others[] = {"step", "ranks", "layouts", "tensors", "state"};
+    static const char *const others[] = {"step", "ranks", "layouts", "state"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         LG__RETURN_IF(json_object_get(top, others[i]) != NULL, err, LG_ERR_FORMAT,
                       "both a tombstone and a checkpoint: it has \"tombstone\" and \"%s\"", others[i]);
@@ -198,63 +199,82 @@ static lg_status read_layouts(const json_t *top, lg__manifest *m, lg_error *err)
     return LG_OK;
 }
 
-static lg_status read_boxes(const json_t *boxes, const lg__at *at, lg__arena *arena, lg__manifest_tensor *t,
+/* How many boxes of one tensor all files of its group hold: one each. */
+static size_t most_boxes(const lg__manifest *m, lg_group group)
+{
+    size_t n = 0;
+    for (uint32_t r = 0; r < m->world; r++) {
+        n += m->ranks[r].n_files[group];
+    }
+    return n;
+}
+
+static lg_status read_boxes(lg__json_piece text, const lg__at *at, const lg__manifest *m, lg__manifest_tensor *t,
                             lg_error *err)
 {
-    size_t n = json_array_size(boxes);
-    lg__stored_piece *pieces = lg__arena_array(arena, n, sizeof *pieces);
+    size_t n = 0;
+    LG__TRY(lg__boxes_count(text, at, &n, err));
+    size_t most = most_boxes(m, lg__file_group(t->group, t->dtype, false));
+    if (n > most) {
+        return lg__at_error(at, "boxes", err, LG_ERR_FORMAT, "%zu boxes of \"%s\", but only %zu files for them", n,
+                            t->name, most);
+    }
+    lg__stored_piece *pieces = lg__arena_array(m->arena, n, sizeof *pieces);
     if (pieces == NULL) {
         return lg__nomem(err);
     }
+    lg__json_cursor boxes = lg__boxes_begin(text);
     for (size_t i = 0; i < n; i++) {
         lg__stored_piece *p = &pieces[i];
-        const json_t *object = json_array_get(boxes, i);
         lg__at here = {at, "boxes", i};
-        if (!json_is_object(object)) {
-            return lg__at_error(&here, NULL, err, LG_ERR_FORMAT, "not an object");
-        }
-        LG__TRY(lg__member_u32(object, &here, "rank", UINT32_MAX, &p->rank, err));
-        p->box.ndim = t->ndim;
-        LG__TRY(lg__member_extent(object, &here, "offset", t->ndim, p->box.offset, err));
-        LG__TRY(lg__member_extent(object, &here, "size", t->ndim, p->box.size, err));
+        LG__TRY(lg__boxes_next(&boxes, &here, t->ndim, &p->rank, &p->box, err));
         p->number = i > 0 && p[-1].rank == p->rank ? p[-1].number + 1 : 0;
     }
+    LG__TRY(lg__boxes_end(&boxes, at, err));
     t->layout = LG__IRREGULAR;
     t->pieces = pieces;
     t->n_pieces = n;
     return LG_OK;
 }
 
+static lg_status no_layout(const lg__at *at, uint64_t index, const lg__manifest *m, lg_error *err)
+{
+    return lg__at_error(at, "layout", err, LG_ERR_FORMAT, "%" PRIu64 ", but there are %zu layouts", index,
+                        m->n_layouts);
+}
+
+static lg_status not_flat(const lg__at *at, const lg__manifest_tensor *t, lg_error *err)
+{
+    return lg__at_error(at, "flat_offset", err, LG_ERR_FORMAT, "tensor \"%s\" is in no flat buffer", t->name);
+}
+
 /* "layout" and "flat_offset", or "boxes", or neither for an alias without
  * bytes of its own. */
-static lg_status read_place(const json_t *object, const lg__at *at, const lg__manifest *m, lg__manifest_tensor *t,
-                            lg_error *err)
+static lg_status read_place(const json_t *object, lg__json_piece boxes, const lg__at *at, const lg__manifest *m,
+                            lg__manifest_tensor *t, lg_error *err)
 {
     const json_t *layout = json_object_get(object, "layout");
     const json_t *flat_offset = json_object_get(object, "flat_offset");
-    const json_t *boxes = NULL;
-    LG__TRY(lg__member_optional(object, at, "boxes", JSON_ARRAY, &boxes, err));
     if (!t->stored) {
-        if (layout != NULL || boxes != NULL || flat_offset != NULL) {
+        if (layout != NULL || boxes.at != NULL || flat_offset != NULL) {
             return lg__at_error(at, "stored", err, LG_ERR_FORMAT, "tensor \"%s\" is not stored, yet says where",
                                 t->name);
         }
         t->layout = LG__IRREGULAR;
         return LG_OK;
     }
-    if ((layout != NULL) == (boxes != NULL)) {
+    if ((layout != NULL) == (boxes.at != NULL)) {
         return lg__at_error(at, "layout", err, LG_ERR_FORMAT, "tensor \"%s\" has %s \"layout\" and \"boxes\"", t->name,
-                            boxes != NULL ? "both" : "neither");
+                            boxes.at != NULL ? "both" : "neither");
     }
     bool flat = false;
-    if (boxes != NULL) {
-        LG__TRY(read_boxes(boxes, at, m->arena, t, err));
+    if (boxes.at != NULL) {
+        LG__TRY(read_boxes(boxes, at, m, t, err));
     } else {
         uint64_t index = 0;
         LG__TRY(lg__member_u64(object, at, "layout", UINT64_MAX, &index, err));
         if (index >= m->n_layouts) {
-            return lg__at_error(at, "layout", err, LG_ERR_FORMAT, "%" PRIu64 ", but there are %zu layouts", index,
-                                m->n_layouts);
+            return no_layout(at, index, m, err);
         }
         t->layout = (size_t)index;
         flat = m->layouts[index]->kind == LG__FLAT;
@@ -263,17 +283,14 @@ static lg_status read_place(const json_t *object, const lg__at *at, const lg__ma
         return lg__member_u64(object, at, "flat_offset", INT64_MAX, &t->flat_offset, err);
     }
     if (flat_offset != NULL) {
-        return lg__at_error(at, "flat_offset", err, LG_ERR_FORMAT, "tensor \"%s\" is in no flat buffer", t->name);
+        return not_flat(at, t, err);
     }
     return LG_OK;
 }
 
-static lg_status read_tensor(const json_t *object, const lg__at *at, const lg__manifest *m, lg__manifest_tensor *t,
-                             lg_error *err)
+static lg_status read_tensor(const json_t *object, lg__json_piece boxes, const lg__at *at, const lg__manifest *m,
+                             lg__manifest_tensor *t, lg_error *err)
 {
-    if (!json_is_object(object)) {
-        return lg__at_error(at, NULL, err, LG_ERR_FORMAT, "not an object");
-    }
     const char *name = NULL, *alias_of = NULL;
     LG__TRY(lg__member_name(object, at, "name", &name, err));
     t->name = lg__arena_strdup(m->arena, name);
@@ -294,7 +311,49 @@ static lg_status read_tensor(const json_t *object, const lg__at *at, const lg__m
             return lg__nomem(err);
         }
     }
-    return read_place(object, at, m, t, err);
+    return read_place(object, boxes, at, m, t, err);
+}
+
+/* The same for a row in the plain form; lg__manifest_check looks at the rest. */
+static lg_status take_tensor(const lg__tensor_row *row, const lg__at *at, const lg__manifest *m, lg__manifest_tensor *t,
+                             lg_error *err)
+{
+    if (lg__name_check("tensor", row->name.at, row->name.n, err) != LG_OK) {
+        return lg__at_wrap(at, "name", err);
+    }
+    LG__TRY(lg__tensor_row_keep(row, m->arena, &t->name, &t->shape, err));
+    t->group = row->group;
+    t->dtype = row->dtype;
+    t->ndim = row->ndim;
+    t->stored = true;
+    if (row->layout >= m->n_layouts) {
+        return no_layout(at, row->layout, m, err);
+    }
+    t->layout = (size_t)row->layout;
+    bool flat = m->layouts[t->layout]->kind == LG__FLAT;
+    if (flat && !row->has_flat_offset) {
+        return lg__at_error(at, "flat_offset", err, LG_ERR_FORMAT, "missing");
+    }
+    if (!flat && row->has_flat_offset) {
+        return not_flat(at, t, err);
+    }
+    t->flat_offset = row->flat_offset;
+    return LG_OK;
+}
+
+static lg_status next_tensor(lg__json_cursor *rows, const lg__at *at, const lg__manifest *m, lg__manifest_tensor *t,
+                             lg_error *err)
+{
+    lg__tensor_row row;
+    if (lg__tensor_row_take(rows, &row)) {
+        return take_tensor(&row, at, m, t, err);
+    }
+    json_t *object = NULL;
+    lg__json_piece boxes;
+    LG__TRY(lg__tensor_row_parse(rows, at, &object, &boxes, err));
+    lg_status status = read_tensor(object, boxes, at, m, t, err);
+    json_decref(object);
+    return status;
 }
 
 static int compare_tensors(const void *a, const void *b)
@@ -302,24 +361,30 @@ static int compare_tensors(const void *a, const void *b)
     return strcmp(((const lg__manifest_tensor *)a)->name, ((const lg__manifest_tensor *)b)->name);
 }
 
-static lg_status read_tensors(const json_t *top, lg__manifest *m, lg_error *err)
+static lg_status read_tensors(lg__json_piece text, lg__manifest *m, lg_error *err)
 {
-    const json_t *rows = NULL;
-    LG__TRY(lg__member_get(top, NULL, "tensors", JSON_ARRAY, &rows, err));
-    size_t n = json_array_size(rows);
-    m->tensors = lg__arena_array(m->arena, n, sizeof *m->tensors);
+    lg__json_cursor rows;
+    LG__TRY(lg__rows_begin("tensors", text, &rows, err));
+    const size_t most = lg__rows_most(text.n);
+    m->tensors = lg__arena_array(m->arena, most, sizeof *m->tensors);
     if (m->tensors == NULL) {
         return lg__nomem(err);
     }
-    m->n_tensors = n;
     bool sorted = true;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0;; i++) {
+        bool more = false;
+        LG__TRY(lg__json_next_element(&rows, &more, err));
+        if (!more) {
+            break;
+        }
         lg__at at = {NULL, "tensors", i};
-        LG__TRY(read_tensor(json_array_get(rows, i), &at, m, &m->tensors[i], err));
+        LG__RETURN_IF(i == most, err, LG_ERR_INTERNAL, "more rows than fit their text");
+        LG__TRY(next_tensor(&rows, &at, m, &m->tensors[i], err));
         sorted = sorted && (i == 0 || strcmp(m->tensors[i - 1].name, m->tensors[i].name) < 0);
+        m->n_tensors = i + 1;
     }
     if (!sorted) {
-        qsort(m->tensors, n, sizeof *m->tensors, compare_tensors);
+        qsort(m->tensors, m->n_tensors, sizeof *m->tensors, compare_tensors);
     }
     return LG_OK;
 }
@@ -340,13 +405,15 @@ static void place_aliases(lg__manifest *m)
     }
 }
 
-static lg_status read_all(const json_t *top, lg__manifest *m, lg_error *err)
+static lg_status read_all(const json_t *top, lg__json_piece tensors, lg__manifest *m, lg_error *err)
 {
     LG__TRY(read_version(top, m, err));
     LG__TRY(read_ids(top, m, err));
     const json_t *tombstone = NULL;
     LG__TRY(lg__member_optional(top, NULL, "tombstone", JSON_OBJECT, &tombstone, err));
     if (tombstone != NULL) {
+        LG__RETURN_IF(tensors.at != NULL, err, LG_ERR_FORMAT,
+                      "both a tombstone and a checkpoint: it has \"tombstone\" and \"tensors\"");
         LG__TRY(read_tombstone(top, tombstone, m, err));
         return lg__manifest_check(m, err);
     }
@@ -354,7 +421,7 @@ static lg_status read_all(const json_t *top, lg__manifest *m, lg_error *err)
     LG__TRY(read_ranks(top, m, err));
     LG__TRY(read_attached(top, m, err));
     LG__TRY(read_layouts(top, m, err));
-    LG__TRY(read_tensors(top, m, err));
+    LG__TRY(read_tensors(tensors, m, err));
     const json_t *state = NULL;
     LG__TRY(lg__member_get(top, NULL, "state", JSON_OBJECT, &state, err));
     m->state = json_incref((json_t *)(uintptr_t)state);
@@ -368,11 +435,13 @@ lg_status lg__manifest_decode(const char *bytes, size_t n, lg__manifest **out, l
     LG__RETURN_IF(n > LG__MANIFEST_MAX, err, LG_ERR_FORMAT, "a manifest of %zu bytes; at most %zu are possible", n,
                   LG__MANIFEST_MAX);
     json_t *top = NULL;
-    LG__TRY(lg__sealed_json_parse(bytes, n, &top, err));
+    lg__json_piece text, tensors;
+    LG__TRY(lg__sealed_json_text(bytes, n, &text, err));
+    LG__TRY(lg__json_parse_but(text, 0, "tensors", &top, &tensors, err));
     lg__manifest *m = NULL;
     lg_status st = lg__manifest_new(&m, err);
     if (st == LG_OK) {
-        st = read_all(top, m, err);
+        st = read_all(top, tensors, m, err);
     }
     if (st == LG_OK) {
         st = lg__sha256_of(bytes, n, m->sha256, err);

@@ -2,7 +2,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "format/manifest.h"
-#include "format/member.h"
+#include "format/tensor_row.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -119,12 +119,7 @@ static void put_boxes(const lg__manifest_tensor *t, lg__buf *b)
 {
     lg__buf_str(b, ",\"boxes\":[");
     for (size_t i = 0; i < t->n_pieces; i++) {
-        const lg__stored_piece *p = &t->pieces[i];
-        lg__buf_fmt(b, "%s{\"rank\":%" PRIu32 ",\"offset\":", i == 0 ? "" : ",", p->rank);
-        lg__buf_json_u64s(b, p->box.offset, p->box.ndim);
-        lg__buf_str(b, ",\"size\":");
-        lg__buf_json_u64s(b, p->box.size, p->box.ndim);
-        lg__buf_str(b, "}");
+        lg__buf_box(b, i == 0, &t->pieces[i].rank, &t->pieces[i].box);
     }
     lg__buf_str(b, "]");
 }
@@ -135,22 +130,15 @@ static void put_tensors(const lg__manifest *m, lg__buf *b)
     for (size_t i = 0; i < m->n_tensors; i++) {
         const lg__manifest_tensor *t = &m->tensors[i];
         put_row(b, i);
-        lg__buf_str(b, "{");
-        put_text(b, "name", t->name);
-        lg__buf_fmt(b, ",\"group\":\"%s\",\"dtype\":\"%s\",\"shape\":", lg_group_name(t->group),
-                    lg_dtype_name(t->dtype));
-        lg__buf_json_u64s(b, t->shape, t->ndim);
+        lg__tensor_desc desc = lg__manifest_desc(t);
+        lg__buf_tensor_row(b, &desc);
         if (!t->stored) {
             /* where its bytes lie is said once, by the tensor it is tied to */
         } else if (t->layout == LG__IRREGULAR) {
             put_boxes(t, b);
         } else {
-            lg__buf_str(b, ",");
-            put_u64(b, "layout", t->layout);
-            if (m->layouts[t->layout]->kind == LG__FLAT) {
-                lg__buf_str(b, ",");
-                put_u64(b, "flat_offset", t->flat_offset);
-            }
+            bool flat = m->layouts[t->layout]->kind == LG__FLAT;
+            lg__buf_tensor_layout(b, t->layout, flat ? &t->flat_offset : NULL);
         }
         if (t->alias_of != NULL) {
             lg__buf_str(b, ",");
@@ -196,23 +184,28 @@ lg_status lg__manifest_encode(lg__manifest *m, lg__buf *out, lg_error *err)
     for (size_t i = 0; i < m->n_layouts; i++) {
         LG__RETURN_IF(m->layouts[i]->text == NULL, err, LG_ERR_INTERNAL, "layout %zu is not resolved", i);
     }
-    lg__buf body;
-    lg__buf_init(&body, LG__MANIFEST_MAX - 64);
+    LG__TRY(lg__buf_check(out, "manifest", err));
     size_t start = out->len;
     uint8_t digest[LG__SHA256_BYTES];
-    lg_status st = put_all(m, &body, err);
+    lg__sealed_json_begin(out);
+    lg_status st = put_all(m, out, err);
     if (st == LG_OK) {
-        st = lg__sealed_json(body.data, body.len, out, err);
+        st = lg__sealed_json_end(out, start, err);
+    }
+    if (st == LG_OK && out->len - start > LG__MANIFEST_MAX) {
+        st = lg_error_set(err, LG_ERR_LIMIT, "manifest would be longer than %zu bytes", LG__MANIFEST_MAX);
     }
     if (st == LG_OK) {
         st = lg__sha256_of(out->data + start, out->len - start, digest, err);
-        if (st != LG_OK) {
-            out->len = start;
+    }
+    if (st != LG_OK) {
+        out->len = start;
+        if (out->data != NULL) {
             out->data[start] = '\0';
         }
+        out->failed = out->too_long = false;
+        return st;
     }
-    lg__buf_free(&body);
-    LG__TRY(st);
     memcpy(m->sha256, digest, sizeof digest);
     return LG_OK;
 }

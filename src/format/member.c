@@ -277,6 +277,17 @@ lg_status lg__member_tensor(const json_t *object, const lg__at *at, lg__arena *a
     return LG_OK;
 }
 
+bool lg__dtype_of(lg__json_piece name, lg_dtype *out)
+{
+    char text[16];
+    if (name.n >= sizeof text) {
+        return false;
+    }
+    memcpy(text, name.at, name.n);
+    text[name.n] = '\0';
+    return lg_dtype_parse(text, out) == LG_OK;
+}
+
 /* ------------------------------------------------------------------- values */
 
 lg_status lg__text_check(const char *what, const char *text, size_t max, lg_error *err)

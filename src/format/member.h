@@ -8,6 +8,7 @@
 
 #include "base/buf.h"
 #include "base/hash.h"
+#include "base/json_pieces.h"
 #include "base/mem.h"
 #include "format/region.h"
 
@@ -63,6 +64,9 @@ lg_status lg__member_extent(const json_t *object, const lg__at *at, const char *
  * checked. The shape is copied into `arena`. */
 lg_status lg__member_tensor(const json_t *object, const lg__at *at, lg__arena *arena, lg_group *group, lg_dtype *dtype,
                             uint32_t *ndim, const uint64_t **shape, lg_error *err);
+
+/* A dtype by a name that is not NUL-terminated. */
+bool lg__dtype_of(lg__json_piece name, lg_dtype *out);
 
 /* ---- checks of values in memory, used before writing and after reading */
 

@@ -5,6 +5,7 @@
 #include "format/member.h"
 #include "format/names.h"
 #include "format/sums.h"
+#include "format/tensor_row.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -97,23 +98,21 @@ static void put_layouts(const lg__report *r, lg__buf *b)
 
 static void put_place(const lg__report *r, const lg__report_tensor *t, lg__buf *b)
 {
-    if (t->layout == LG__IRREGULAR) {
-        lg__buf_str(b, ",\"boxes\":[");
-        for (size_t i = 0; i < t->n_boxes; i++) {
-            lg__buf_str(b, i == 0 ? "{\"offset\":" : ",{\"offset\":");
-            lg__buf_json_u64s(b, t->boxes[i].offset, t->boxes[i].ndim);
-            lg__buf_str(b, ",\"size\":");
-            lg__buf_json_u64s(b, t->boxes[i].size, t->boxes[i].ndim);
-            lg__buf_str(b, "}");
-        }
-        lg__buf_str(b, "]");
+    if (t->layout != LG__IRREGULAR) {
+        bool flat = r->layouts[t->layout]->kind == LG__FLAT;
+        lg__buf_tensor_layout(b, t->layout, flat ? &t->flat_offset : NULL);
         return;
     }
-    lg__buf_fmt(b, ",\"layout\":%zu", t->layout);
-    if (r->layouts[t->layout]->kind == LG__FLAT) {
-        lg__buf_str(b, ",\"flat_offset\":");
-        lg__buf_json_u64(b, t->flat_offset);
+    lg__buf_str(b, ",\"boxes\":[");
+    for (size_t i = 0; i < t->n_boxes; i++) {
+        lg__buf_box(b, i == 0, NULL, &t->boxes[i]);
     }
+    lg__buf_str(b, "]");
+}
+
+static lg__tensor_desc desc_of(const lg__report_tensor *t)
+{
+    return (lg__tensor_desc){t->name, t->group, t->dtype, t->ndim, t->shape, t->flat_offset};
 }
 
 static void put_tensors(const lg__report *r, lg__buf *b)
@@ -122,11 +121,8 @@ static void put_tensors(const lg__report *r, lg__buf *b)
     for (size_t i = 0; i < r->n_tensors; i++) {
         const lg__report_tensor *t = &r->tensors[i];
         put_row(b, i);
-        lg__buf_str(b, "{\"name\":");
-        lg__buf_json_text(b, t->name);
-        lg__buf_fmt(b, ",\"group\":\"%s\",\"dtype\":\"%s\",\"shape\":", lg_group_name(t->group),
-                    lg_dtype_name(t->dtype));
-        lg__buf_json_u64s(b, t->shape, t->ndim);
+        lg__tensor_desc desc = desc_of(t);
+        lg__buf_tensor_row(b, &desc);
         put_place(r, t, b);
         lg__buf_str(b, "}");
     }
@@ -320,23 +316,24 @@ static lg_status read_layouts(const json_t *top, lg__report *r, lg_error *err)
     return LG_OK;
 }
 
-static lg_status read_boxes(const json_t *boxes, const lg__at *at, lg__arena *arena, lg__report_tensor *t,
+static lg_status read_boxes(lg__json_piece text, const lg__at *at, const lg__report *r, lg__report_tensor *t,
                             lg_error *err)
 {
-    size_t n = json_array_size(boxes);
-    lg__region *regions = lg__arena_array(arena, n, sizeof *regions);
+    size_t n = 0;
+    LG__TRY(lg__boxes_count(text, at, &n, err));
+    /* Each is in a file of its own. */
+    if (n > r->n_files) {
+        return lg__at_error(at, "boxes", err, LG_ERR_FORMAT, "%zu boxes of \"%s\", but only %zu files for them", n,
+                            t->name, r->n_files);
+    }
+    lg__region *regions = lg__arena_array(r->arena, n, sizeof *regions);
     if (regions == NULL) {
         return lg__nomem(err);
     }
+    lg__json_cursor boxes = lg__boxes_begin(text);
     for (size_t i = 0; i < n; i++) {
-        const json_t *object = json_array_get(boxes, i);
         lg__at here = {at, "boxes", i};
-        if (!json_is_object(object)) {
-            return lg__at_error(&here, NULL, err, LG_ERR_FORMAT, "not an object");
-        }
-        regions[i].ndim = t->ndim;
-        LG__TRY(lg__member_extent(object, &here, "offset", t->ndim, regions[i].offset, err));
-        LG__TRY(lg__member_extent(object, &here, "size", t->ndim, regions[i].size, err));
+        LG__TRY(lg__boxes_next(&boxes, &here, t->ndim, NULL, &regions[i], err));
         if (!lg__region_inside(&regions[i], t->ndim, t->shape)) {
             return lg__at_error(&here, NULL, err, LG_ERR_COVERAGE, "box of \"%s\" is not inside the tensor", t->name);
         }
@@ -344,26 +341,17 @@ static lg_status read_boxes(const json_t *boxes, const lg__at *at, lg__arena *ar
             return lg__at_error(&here, NULL, err, LG_ERR_FORMAT, "boxes are not in order of offset");
         }
     }
+    LG__TRY(lg__boxes_end(&boxes, at, err));
     t->layout = LG__IRREGULAR;
     t->boxes = regions;
     t->n_boxes = n;
     return LG_OK;
 }
 
-static lg_status read_place(const json_t *object, const lg__at *at, const lg__report *r, lg__report_tensor *t,
-                            lg_error *err)
+/* A tensor of layout `index`, everything but its flat offset read. */
+static lg_status put_into_layout(const lg__at *at, const lg__report *r, uint64_t index, const uint64_t *flat_offset,
+                                 lg__report_tensor *t, lg_error *err)
 {
-    const json_t *boxes = NULL;
-    LG__TRY(lg__member_optional(object, at, "boxes", JSON_ARRAY, &boxes, err));
-    if ((json_object_get(object, "layout") != NULL) == (boxes != NULL)) {
-        return lg__at_error(at, "layout", err, LG_ERR_FORMAT, "tensor \"%s\" has %s \"layout\" and \"boxes\"", t->name,
-                            boxes != NULL ? "both" : "neither");
-    }
-    if (boxes != NULL) {
-        return read_boxes(boxes, at, r->arena, t, err);
-    }
-    uint64_t index = 0;
-    LG__TRY(lg__member_u64(object, at, "layout", UINT64_MAX, &index, err));
     if (index >= r->n_layouts) {
         return lg__at_error(at, "layout", err, LG_ERR_FORMAT, "%" PRIu64 ", but there are %zu layouts", index,
                             r->n_layouts);
@@ -371,30 +359,93 @@ static lg_status read_place(const json_t *object, const lg__at *at, const lg__re
     t->layout = (size_t)index;
     const lg_layout *layout = r->layouts[index];
     if (layout->kind == LG__FLAT) {
-        LG__TRY(lg__member_u64(object, at, "flat_offset", INT64_MAX, &t->flat_offset, err));
-    } else if (json_object_get(object, "flat_offset") != NULL) {
+        if (flat_offset == NULL) {
+            return lg__at_error(at, "flat_offset", err, LG_ERR_FORMAT, "missing");
+        }
+        t->flat_offset = *flat_offset;
+    } else if (flat_offset != NULL) {
         return lg__at_error(at, "flat_offset", err, LG_ERR_FORMAT, "tensor \"%s\" is in no flat buffer", t->name);
     }
-    lg__tensor_desc desc = {t->name, t->group, t->dtype, t->ndim, t->shape, t->flat_offset};
+    lg__tensor_desc desc = desc_of(t);
     if (lg__layout_check_tensor(layout, &desc, err) != LG_OK) {
         return lg__at_wrap(at, "layout", err);
     }
     return LG_OK;
 }
 
-static lg_status read_tensors(const json_t *top, lg__report *r, lg_error *err)
+static lg_status read_tensor(const json_t *object, lg__json_piece boxes, const lg__at *at, const lg__report *r,
+                             lg__report_tensor *t, lg_error *err)
 {
-    const json_t *rows = NULL;
-    void *room = NULL;
-    LG__TRY(rows_of(top, "tensors", r->arena, sizeof *r->tensors, &rows, &room, &r->n_tensors, err));
-    r->tensors = room;
-    for (size_t i = 0; i < r->n_tensors; i++) {
-        const json_t *object = json_array_get(rows, i);
-        lg__report_tensor *t = &r->tensors[i];
+    LG__TRY(copy_name(object, at, "name", r->arena, &t->name, err));
+    LG__TRY(lg__member_tensor(object, at, r->arena, &t->group, &t->dtype, &t->ndim, &t->shape, err));
+    if ((json_object_get(object, "layout") != NULL) == (boxes.at != NULL)) {
+        return lg__at_error(at, "layout", err, LG_ERR_FORMAT, "tensor \"%s\" has %s \"layout\" and \"boxes\"", t->name,
+                            boxes.at != NULL ? "both" : "neither");
+    }
+    if (boxes.at != NULL) {
+        return read_boxes(boxes, at, r, t, err);
+    }
+    uint64_t index = 0, flat_offset = 0;
+    LG__TRY(lg__member_u64(object, at, "layout", UINT64_MAX, &index, err));
+    bool has_offset = json_object_get(object, "flat_offset") != NULL;
+    if (has_offset) {
+        LG__TRY(lg__member_u64(object, at, "flat_offset", INT64_MAX, &flat_offset, err));
+    }
+    return put_into_layout(at, r, index, has_offset ? &flat_offset : NULL, t, err);
+}
+
+/* The same for a row in the plain form. */
+static lg_status take_tensor(const lg__tensor_row *row, const lg__at *at, const lg__report *r, lg__report_tensor *t,
+                             lg_error *err)
+{
+    if (lg__name_check("tensor", row->name.at, row->name.n, err) != LG_OK) {
+        return lg__at_wrap(at, "name", err);
+    }
+    LG__TRY(lg__tensor_row_keep(row, r->arena, &t->name, &t->shape, err));
+    t->group = row->group;
+    t->dtype = row->dtype;
+    t->ndim = row->ndim;
+    uint64_t bytes = 0;
+    if (lg__shape_bytes(t->dtype, t->ndim, t->shape, &bytes, err) != LG_OK) {
+        return lg__at_wrap(at, "shape", err);
+    }
+    return put_into_layout(at, r, row->layout, row->has_flat_offset ? &row->flat_offset : NULL, t, err);
+}
+
+static lg_status next_tensor(lg__json_cursor *rows, const lg__at *at, const lg__report *r, lg__report_tensor *t,
+                             lg_error *err)
+{
+    lg__tensor_row row;
+    if (lg__tensor_row_take(rows, &row)) {
+        return take_tensor(&row, at, r, t, err);
+    }
+    json_t *object = NULL;
+    lg__json_piece boxes;
+    LG__TRY(lg__tensor_row_parse(rows, at, &object, &boxes, err));
+    lg_status status = read_tensor(object, boxes, at, r, t, err);
+    json_decref(object);
+    return status;
+}
+
+static lg_status read_tensors(lg__json_piece text, lg__report *r, lg_error *err)
+{
+    lg__json_cursor rows;
+    LG__TRY(lg__rows_begin("tensors", text, &rows, err));
+    const size_t most = lg__rows_most(text.n);
+    r->tensors = lg__arena_array(r->arena, most, sizeof *r->tensors);
+    if (r->tensors == NULL) {
+        return lg__nomem(err);
+    }
+    for (size_t i = 0;; i++) {
+        bool more = false;
+        LG__TRY(lg__json_next_element(&rows, &more, err));
+        if (!more) {
+            break;
+        }
         lg__at at = {NULL, "tensors", i};
-        LG__TRY(copy_name(object, &at, "name", r->arena, &t->name, err));
-        LG__TRY(lg__member_tensor(object, &at, r->arena, &t->group, &t->dtype, &t->ndim, &t->shape, err));
-        LG__TRY(read_place(object, &at, r, t, err));
+        LG__RETURN_IF(i == most, err, LG_ERR_INTERNAL, "more rows than fit their text");
+        LG__TRY(next_tensor(&rows, &at, r, &r->tensors[i], err));
+        r->n_tensors = i + 1;
     }
     size_t twin = 0;
     LG__TRY(find_twin(r->tensors, r->n_tensors, sizeof *r->tensors, compare_tensors, &twin, err));
@@ -404,7 +455,8 @@ static lg_status read_tensors(const json_t *top, lg__report *r, lg_error *err)
                : lg__at_error(&at, "name", err, LG_ERR_FORMAT, "\"%s\" is there twice", r->tensors[twin].name);
 }
 
-static lg_status read_all(const json_t *top, lg__report *r, lg_error *err)
+/* What every reader needs. */
+static lg_status read_common(const json_t *top, lg__report *r, lg_error *err)
 {
     LG__TRY(read_head(top, r, err));
     const json_t *rows = NULL;
@@ -415,9 +467,16 @@ static lg_status read_all(const json_t *top, lg__report *r, lg_error *err)
         lg__at at = {NULL, "files", i};
         LG__TRY(read_file(json_array_get(rows, i), &at, i > 0 ? &r->files[i - 1] : NULL, &r->files[i], err));
     }
+    return LG_OK;
+}
+
+static lg_status read_rest(const json_t *top, lg__json_piece tensors, lg__report *r, lg_error *err)
+{
+    const json_t *rows = NULL;
+    void *room = NULL;
     LG__TRY(read_uses(top, r, err));
     LG__TRY(read_layouts(top, r, err));
-    LG__TRY(read_tensors(top, r, err));
+    LG__TRY(read_tensors(tensors, r, err));
     LG__TRY(rows_of(top, "aliases", r->arena, sizeof *r->aliases, &rows, &room, &r->n_aliases, err));
     r->aliases = room;
     for (size_t i = 0; i < r->n_aliases; i++) {
@@ -434,17 +493,21 @@ static lg_status read_all(const json_t *top, lg__report *r, lg_error *err)
     return LG_OK;
 }
 
-lg_status lg__report_decode(const char *text, size_t bytes, lg__report **out, lg_error *err)
+static lg_status decode(const char *text, size_t bytes, bool all, lg__report **out, lg_error *err)
 {
     LG__RETURN_IF(bytes == 0, err, LG_ERR_FORMAT, "empty report");
     LG__RETURN_IF(bytes > LG__REPORT_MAX, err, LG_ERR_FORMAT, "a report of %zu bytes; at most %zu are possible", bytes,
                   LG__REPORT_MAX);
     json_t *top = NULL;
-    LG__TRY(lg__json_parse(text, bytes, &top, err));
+    lg__json_piece tensors;
+    LG__TRY(lg__json_parse_but((lg__json_piece){text, bytes}, 0, "tensors", &top, &tensors, err));
     lg__report *r = NULL;
     lg_status st = lg__report_new(&r, err);
     if (st == LG_OK) {
-        st = read_all(top, r, err);
+        st = read_common(top, r, err);
+    }
+    if (st == LG_OK && all) {
+        st = read_rest(top, tensors, r, err);
     }
     json_decref(top);
     if (st != LG_OK) {
@@ -453,4 +516,14 @@ lg_status lg__report_decode(const char *text, size_t bytes, lg__report **out, lg
     }
     *out = r;
     return LG_OK;
+}
+
+lg_status lg__report_decode(const char *text, size_t bytes, lg__report **out, lg_error *err)
+{
+    return decode(text, bytes, true, out, err);
+}
+
+lg_status lg__report_decode_files(const char *text, size_t bytes, lg__report **out, lg_error *err)
+{
+    return decode(text, bytes, false, out, err);
 }

@@ -2,246 +2,26 @@
 #include "format/safetensors.h"
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/json_pieces.h"
+#include "format/member.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* The header is one JSON object with perhaps a million members. Handing all of
- * it to a JSON library at once would take some ten times its size (and, with
- * hostile text such as "[[],[],…", seventy times). So its members are told
- * apart here, by quotes and brackets alone, and each piece is then parsed
- * strictly by itself: a piece cut wrongly is no valid JSON. */
-
 /* What one tensor's entry may take; the longest real one, of 32 dimensions,
  * takes some 800 bytes. */
 #define ENTRY_MAX ((size_t)64 * 1024)
 
+/* What it takes at the least: "":{"dtype":"F4","shape":[],"data_offsets":[0,0]} */
+#define ENTRY_MIN ((size_t)40)
+
 #define SHARDING_KEY "DCP_SHARDING_INFO"
 #define SHOWN 200
 
-typedef struct slice {
-    const char *at;
-    size_t n;
-} slice;
-
-/* -------------------------------------------------------- members of an object */
-
-typedef struct members {
-    const char *what; /* for messages: what the text is */
-    const char *text;
-    size_t n, at;
-    bool begun;
-} members;
-
-static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
-
-static void skip_space(members *m)
-{
-    while (m->at < m->n && is_space(m->text[m->at])) {
-        m->at++;
-    }
-}
-
-static lg_status unexpected(const members *m, const char *wanted, lg_error *err)
-{
-    if (m->at >= m->n) {
-        return lg_error_set(err, LG_ERR_FORMAT, "invalid JSON in the %s: it ends at byte %zu where %s should come",
-                            m->what, m->n, wanted);
-    }
-    unsigned char c = (unsigned char)m->text[m->at];
-    if (c > 0x20 && c < 0x7F) {
-        return lg_error_set(err, LG_ERR_FORMAT, "invalid JSON in the %s: '%c' at byte %zu where %s should come",
-                            m->what, c, m->at, wanted);
-    }
-    return lg_error_set(err, LG_ERR_FORMAT, "invalid JSON in the %s: byte 0x%02x at byte %zu where %s should come",
-                        m->what, c, m->at, wanted);
-}
-
-static bool next_is(const members *m, char c) { return m->at < m->n && m->text[m->at] == c; }
-
-/* Moves past a string, from its opening quote. */
-static lg_status skip_string(members *m, lg_error *err)
-{
-    for (m->at++; m->at < m->n; m->at++) {
-        if (m->text[m->at] == '\\') {
-            m->at++;
-        } else if (m->text[m->at] == '"') {
-            m->at++;
-            return LG_OK;
-        }
-    }
-    m->at = m->n;
-    return unexpected(m, "the end of a string", err);
-}
-
-/* Moves past a value: up to a comma or closing bracket outside of it. */
-static lg_status skip_value(members *m, lg_error *err)
-{
-    size_t depth = 0;
-    while (m->at < m->n) {
-        char c = m->text[m->at];
-        if (c == '"') {
-            LG__TRY(skip_string(m, err));
-            continue;
-        }
-        if (depth == 0 && (c == ',' || c == '}' || c == ']')) {
-            return LG_OK;
-        }
-        if (c == '{' || c == '[') {
-            depth++;
-        } else if (c == '}' || c == ']') {
-            depth--;
-        }
-        m->at++;
-    }
-    return unexpected(m, "the end of a value", err);
-}
-
-/* The next member: *key with its quotes, *value with what is around it; *more is
- * false once the object has ended and only spaces follow it. */
-static lg_status next_member(members *m, slice *key, slice *value, bool *more, lg_error *err)
-{
-    skip_space(m);
-    bool first = !m->begun;
-    if (first) {
-        if (!next_is(m, '{')) {
-            return unexpected(m, "an object, \"{\",", err);
-        }
-        m->begun = true;
-        m->at++;
-        skip_space(m);
-    }
-    if (next_is(m, '}')) {
-        m->at++;
-        skip_space(m);
-        LG__RETURN_IF(m->at < m->n, err, LG_ERR_FORMAT, "invalid JSON in the %s: bytes follow its end at byte %zu",
-                      m->what, m->at);
-        *more = false;
-        return LG_OK;
-    }
-    if (!first) {
-        if (!next_is(m, ',')) {
-            return unexpected(m, "\",\" or \"}\"", err);
-        }
-        m->at++;
-        skip_space(m);
-    }
-    if (!next_is(m, '"')) {
-        return unexpected(m, "a key in quotes", err);
-    }
-    key->at = m->text + m->at;
-    LG__TRY(skip_string(m, err));
-    key->n = (size_t)(m->text + m->at - key->at);
-    skip_space(m);
-    if (!next_is(m, ':')) {
-        return unexpected(m, "\":\"", err);
-    }
-    m->at++;
-    value->at = m->text + m->at;
-    LG__TRY(skip_value(m, err));
-    value->n = (size_t)(m->text + m->at - value->at);
-    *more = true;
-    return LG_OK;
-}
-
-static slice trimmed(slice s)
-{
-    while (s.n > 0 && is_space(s.at[0])) {
-        s.at++;
-        s.n--;
-    }
-    while (s.n > 0 && is_space(s.at[s.n - 1])) {
-        s.n--;
-    }
-    return s;
-}
-
-static bool is_null(slice s)
-{
-    s = trimmed(s);
-    return s.n == 4 && memcmp(s.at, "null", 4) == 0;
-}
+typedef lg__json_piece slice;
 
 /* ------------------------------------------------------------ strings, numbers */
-
-/* A JSON string of plain ASCII without escapes, as nearly all are, is its own
- * contents. */
-static bool plain_string(slice s, slice *out)
-{
-    if (s.n < 2 || s.at[0] != '"' || s.at[s.n - 1] != '"') {
-        return false;
-    }
-    for (size_t i = 1; i < s.n - 1; i++) {
-        unsigned char c = (unsigned char)s.at[i];
-        if (c < 0x20 || c > 0x7E || c == '\\' || c == '"') {
-            return false;
-        }
-    }
-    *out = (slice){s.at + 1, s.n - 2};
-    return true;
-}
-
-/* Copies a JSON string's contents into the arena. `what` is "a key", …; with
- * no_nul a NUL in it is an error. */
-static lg_status read_string(lg__arena *arena, slice text, const char *what, bool no_nul, slice *out, lg_error *err)
-{
-    text = trimmed(text);
-    slice found;
-    json_t *json = NULL;
-    if (!plain_string(text, &found)) {
-        LG__RETURN_IF(text.n == 0 || text.at[0] != '"', err, LG_ERR_FORMAT, "%s is not a string", what);
-        if (lg__json_parse(text.at, text.n, &json, err) != LG_OK) {
-            return lg_error_wrap(err, "%s", what);
-        }
-        found = (slice){json_string_value(json), json_string_length(json)};
-    }
-    lg_status status = LG_OK;
-    if (no_nul && memchr(found.at, '\0', found.n) != NULL) {
-        char shown[SHOWN];
-        status = lg_error_set(err, LG_ERR_FORMAT, "%s has a NUL byte in it, after \"%s\"", what,
-                              lg__printable(found.at, shown, sizeof shown));
-    } else {
-        out->at = lg__arena_strndup(arena, found.at, found.n);
-        out->n = found.n;
-        if (out->at == NULL) {
-            status = lg__nomem(err);
-        }
-    }
-    json_decref(json);
-    return status;
-}
-
-/* Arrays of plain digits, as nearly all are, are read here; false leaves the
- * text, whatever is odd about it, to the JSON library. */
-static bool plain_numbers(slice s, uint64_t *out, size_t max, size_t *n)
-{
-    size_t count = 0, i = 1;
-    if (s.n < 2 || s.at[0] != '[') {
-        return false;
-    }
-    while (i < s.n && s.at[i] >= '0' && s.at[i] <= '9' && count < max) {
-        uint64_t v = 0;
-        size_t first = i;
-        for (; i < s.n && s.at[i] >= '0' && s.at[i] <= '9'; i++) {
-            v = v * 10 + (uint64_t)(s.at[i] - '0');
-        }
-        if (i - first > 18 || (s.at[first] == '0' && i - first > 1) || i == s.n) {
-            return false;
-        }
-        out[count++] = v;
-        if (s.at[i] == ']') {
-            break;
-        }
-        if (s.at[i] != ',' || i + 1 == s.n || s.at[i + 1] == ']') {
-            return false;
-        }
-        i++;
-    }
-    *n = count;
-    return i + 1 == s.n && s.at[i] == ']';
-}
 
 static lg_status odd_numbers(slice text, const char *field, uint64_t *out, size_t max, size_t *n, lg_error *err)
 {
@@ -279,8 +59,8 @@ static lg_status odd_numbers(slice text, const char *field, uint64_t *out, size_
 /* An array of at most `max` non-negative integers. */
 static lg_status read_numbers(slice text, const char *field, uint64_t *out, size_t max, size_t *n, lg_error *err)
 {
-    text = trimmed(text);
-    return plain_numbers(text, out, max, n) ? LG_OK : odd_numbers(text, field, out, max, n, err);
+    text = lg__json_trimmed(text);
+    return lg__json_plain_numbers(text, out, max, n) ? LG_OK : odd_numbers(text, field, out, max, n, err);
 }
 
 static lg_status copy_numbers(lg__arena *arena, const uint64_t *numbers, size_t n, const uint64_t **out, lg_error *err)
@@ -301,7 +81,7 @@ static lg_status copy_numbers(lg__arena *arena, const uint64_t *numbers, size_t 
 static lg_status read_dtype(lg__arena *arena, slice text, lg_dtype *out, lg_error *err)
 {
     slice name;
-    LG__TRY(read_string(arena, text, "dtype", true, &name, err));
+    LG__TRY(lg__json_read_string(arena, text, "dtype", true, &name, err));
     if (lg_dtype_parse(name.at, out) != LG_OK) {
         char shown[SHOWN];
         return lg_error_set(err, LG_ERR_UNSUPPORTED, "unknown dtype \"%s\"",
@@ -319,8 +99,6 @@ static lg_status read_unknown(slice text, lg_error *err)
     return LG_OK;
 }
 
-static bool same(slice s, const char *text) { return s.n == strlen(text) && memcmp(s.at, text, s.n) == 0; }
-
 static lg_status read_tensor_info(lg__arena *arena, slice text, lg__st_tensor *t, lg_error *err)
 {
     LG__RETURN_IF(text.n > ENTRY_MAX, err, LG_ERR_LIMIT, "its entry takes %zu bytes; up to %zu are supported", text.n,
@@ -328,21 +106,21 @@ static lg_status read_tensor_info(lg__arena *arena, slice text, lg__st_tensor *t
     bool has_dtype = false, has_shape = false, has_range = false;
     uint64_t numbers[LG_MAX_NDIM];
     size_t n = 0;
-    members m = {.what = "entry", .text = text.at, .n = text.n};
+    lg__json_cursor m = lg__json_cursor_over("entry", text);
     for (;;) {
         slice key_text, key, value;
         bool more = false;
-        LG__TRY(next_member(&m, &key_text, &value, &more, err));
+        LG__TRY(lg__json_next_member(&m, &key_text, &value, &more, err));
         if (!more) {
             break;
         }
-        if (!plain_string(key_text, &key)) {
-            LG__TRY(read_string(arena, key_text, "a key", false, &key, err));
+        if (!lg__json_plain_string(key_text, &key)) {
+            LG__TRY(lg__json_read_string(arena, key_text, "a key", false, &key, err));
         }
-        bool *seen = same(key, "dtype")          ? &has_dtype
-                     : same(key, "shape")        ? &has_shape
-                     : same(key, "data_offsets") ? &has_range
-                                                 : NULL;
+        bool *seen = lg__json_piece_is(key, "dtype")          ? &has_dtype
+                     : lg__json_piece_is(key, "shape")        ? &has_shape
+                     : lg__json_piece_is(key, "data_offsets") ? &has_range
+                                                              : NULL;
         if (seen == NULL) {
             LG__TRY(read_unknown(value, err));
             continue;
@@ -368,6 +146,27 @@ static lg_status read_tensor_info(lg__arena *arena, slice text, lg__st_tensor *t
     return LG_OK;
 }
 
+/* The same for an entry in the form that writers use, at `*p`; false leaves *p
+ * and the text, whatever is odd about it, to read_tensor_info. */
+static bool take_tensor_info(const char **p, const char *end, uint64_t shape[LG_MAX_NDIM], lg__st_tensor *t)
+{
+    const char *s = *p;
+    slice dtype;
+    uint64_t range[2];
+    size_t ndim = 0, n = 0;
+    if (!LG__JSON_TAKE(&s, end, "{\"dtype\":") || !lg__json_take_string(&s, end, &dtype) ||
+        !lg__dtype_of(dtype, &t->dtype) || !LG__JSON_TAKE(&s, end, ",\"shape\":") ||
+        !lg__json_take_numbers(&s, end, shape, LG_MAX_NDIM, &ndim) || !LG__JSON_TAKE(&s, end, ",\"data_offsets\":") ||
+        !lg__json_take_numbers(&s, end, range, 2, &n) || n != 2 || !LG__JSON_TAKE(&s, end, "}")) {
+        return false;
+    }
+    t->ndim = (uint32_t)ndim;
+    t->begin = range[0];
+    t->end = range[1];
+    *p = s;
+    return true;
+}
+
 static lg_status wrap_tensor(const lg__st_tensor *t, lg_error *err)
 {
     char shown[SHOWN];
@@ -376,98 +175,130 @@ static lg_status wrap_tensor(const lg__st_tensor *t, lg_error *err)
 
 /* ------------------------------------------------------------------- metadata */
 
+static bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
+
 static int compare_keys(const void *a, const void *b)
 {
     /* Entries begin with their key. */
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-static lg_status count_members(const char *what, slice text, size_t *out, lg_error *err)
+/* Reads the members at the cursor into `list`, which it grows. */
+static lg_status read_members(lg__st_header *h, lg__json_cursor *m, lg__st_member **list, size_t *cap, lg_error *err)
 {
-    members m = {.what = what, .text = text.at, .n = text.n};
-    size_t n = 0;
-    for (;;) {
-        slice key, value;
-        bool more = false;
-        LG__TRY(next_member(&m, &key, &value, &more, err));
-        if (!more) {
-            *out = n;
-            return LG_OK;
-        }
-        n++;
-    }
-}
-
-static lg_status read_metadata(lg__st_header *h, slice text, lg_error *err)
-{
-    size_t n = 0;
-    LG__TRY(count_members("__metadata__ object", text, &n, err));
-    h->metadata = lg__arena_array(h->arena, n, sizeof *h->metadata);
-    if (h->metadata == NULL) {
-        return lg__nomem(err);
-    }
-    members m = {.what = "__metadata__ object", .text = text.at, .n = text.n};
-    char shown[SHOWN];
     for (;;) {
         slice key_text, key, value_text, value;
         bool more = false;
-        LG__TRY(next_member(&m, &key_text, &value_text, &more, err));
+        LG__TRY(lg__json_next_member(m, &key_text, &value_text, &more, err));
         if (!more) {
-            break;
+            return LG_OK;
         }
-        LG__TRY(read_string(h->arena, key_text, "a key of __metadata__", true, &key, err));
-        if (read_string(h->arena, value_text, "the value", false, &value, err) != LG_OK) {
+        char shown[SHOWN];
+        LG__TRY(lg__json_read_string(h->arena, key_text, "a key of __metadata__", true, &key, err));
+        if (lg__json_read_string(h->arena, value_text, "the value", false, &value, err) != LG_OK) {
             return lg_error_wrap(err, "__metadata__: \"%s\"", lg__printable(key.at, shown, sizeof shown));
         }
-        h->metadata[h->n_metadata].key = key.at;
-        h->metadata[h->n_metadata].value = value.at;
-        h->metadata[h->n_metadata++].value_bytes = value.n;
+        if (!lg__grow((void **)list, cap, h->n_metadata, sizeof **list)) {
+            return lg__nomem(err);
+        }
+        (*list)[h->n_metadata++] = (lg__st_member){.key = key.at, .value = value.at, .value_bytes = value.n};
     }
+}
+
+static lg_status keep_members(lg__st_header *h, lg__st_member *list, lg_error *err)
+{
     if (h->n_metadata > 1) {
-        qsort(h->metadata, h->n_metadata, sizeof *h->metadata, compare_keys);
+        qsort(list, h->n_metadata, sizeof *list, compare_keys);
     }
     for (size_t i = 1; i < h->n_metadata; i++) {
-        LG__RETURN_IF(strcmp(h->metadata[i - 1].key, h->metadata[i].key) == 0, err, LG_ERR_FORMAT,
-                      "__metadata__: \"%s\" is there twice", lg__printable(h->metadata[i].key, shown, sizeof shown));
+        char shown[SHOWN];
+        LG__RETURN_IF(strcmp(list[i - 1].key, list[i].key) == 0, err, LG_ERR_FORMAT,
+                      "__metadata__: \"%s\" is there twice", lg__printable(list[i].key, shown, sizeof shown));
+    }
+    h->metadata = lg__arena_array(h->arena, h->n_metadata, sizeof *h->metadata);
+    if (h->metadata == NULL) {
+        return lg__nomem(err);
+    }
+    if (h->n_metadata > 0) {
+        memcpy(h->metadata, list, h->n_metadata * sizeof *list);
     }
     h->has_metadata = true;
     return LG_OK;
 }
 
+/* The value of "__metadata__", where the cursor is; null is as good as none. */
+static lg_status read_metadata(lg__st_header *h, lg__json_cursor *m, lg_error *err)
+{
+    const char *p = m->text + m->at, *end = m->text + m->n;
+    while (p < end && is_space(*p)) {
+        p++;
+    }
+    if (p == end || *p != '{') {
+        slice value;
+        LG__TRY(lg__json_skip_value(m, &value, err));
+        if (lg__json_piece_is(lg__json_trimmed(value), "null")) {
+            return LG_OK;
+        }
+        p = value.at;
+        end = value.at + value.n;
+    }
+    lg__json_cursor inner = {.what = "__metadata__ object", .text = p, .n = (size_t)(end - p), .inside = true};
+    lg__st_member *list = NULL;
+    size_t cap = 0;
+    lg_status status = read_members(h, &inner, &list, &cap, err);
+    if (status == LG_OK) {
+        status = keep_members(h, list, err);
+    }
+    lg__free(list);
+    m->at = (size_t)(p - m->text) + inner.at;
+    return status;
+}
+
 /* ---------------------------------------------------------------- the tensors */
+
+static size_t entries_most(size_t bytes) { return bytes / ENTRY_MIN + 1; }
+
+/* One tensor, whose entry begins where the cursor is. */
+static lg_status read_entry(lg__st_header *h, lg__json_cursor *m, slice key, lg_error *err)
+{
+    LG__RETURN_IF(h->n == entries_most(m->n), err, LG_ERR_INTERNAL, "more entries than fit their text");
+    lg__st_tensor *t = &h->tensors[h->n++];
+    t->name = key.at;
+    t->name_bytes = key.n;
+    uint64_t shape[LG_MAX_NDIM];
+    const char *p = m->text + m->at;
+    if (take_tensor_info(&p, m->text + m->n, shape, t)) {
+        m->at = (size_t)(p - m->text);
+        return copy_numbers(h->arena, shape, t->ndim, &t->shape, err);
+    }
+    slice value;
+    LG__TRY(lg__json_skip_value(m, &value, err));
+    return read_tensor_info(h->arena, value, t, err) == LG_OK ? LG_OK : wrap_tensor(t, err);
+}
 
 static lg_status read_entries(lg__st_header *h, slice text, lg_error *err)
 {
-    size_t n = 0;
-    LG__TRY(count_members("header", text, &n, err));
-    h->tensors = lg__arena_array(h->arena, n, sizeof *h->tensors);
+    h->tensors = lg__arena_array(h->arena, entries_most(text.n), sizeof *h->tensors);
     if (h->tensors == NULL) {
         return lg__nomem(err);
     }
-    members m = {.what = "header", .text = text.at, .n = text.n};
+    lg__json_cursor m = lg__json_cursor_over("header", text);
     bool metadata_seen = false;
     for (;;) {
-        slice key_text, key, value;
+        slice key_text, key;
         bool more = false;
-        LG__TRY(next_member(&m, &key_text, &value, &more, err));
+        LG__TRY(lg__json_next_key(&m, &key_text, &more, err));
         if (!more) {
             return LG_OK;
         }
-        LG__TRY(read_string(h->arena, key_text, "a tensor's name", true, &key, err));
-        if (same(key, "__metadata__")) {
-            LG__RETURN_IF(metadata_seen, err, LG_ERR_FORMAT, "\"__metadata__\" is there twice");
-            metadata_seen = true;
-            if (!is_null(value)) {
-                LG__TRY(read_metadata(h, value, err));
-            }
+        LG__TRY(lg__json_read_string(h->arena, key_text, "a tensor's name", true, &key, err));
+        if (!lg__json_piece_is(key, "__metadata__")) {
+            LG__TRY(read_entry(h, &m, key, err));
             continue;
         }
-        lg__st_tensor *t = &h->tensors[h->n++];
-        t->name = key.at;
-        t->name_bytes = key.n;
-        if (read_tensor_info(h->arena, value, t, err) != LG_OK) {
-            return wrap_tensor(t, err);
-        }
+        LG__RETURN_IF(metadata_seen, err, LG_ERR_FORMAT, "\"__metadata__\" is there twice");
+        metadata_seen = true;
+        LG__TRY(read_metadata(h, &m, err));
     }
 }
 
@@ -489,6 +320,16 @@ static int compare_names(const void *a, const void *b, void *arg)
     return strcmp(tensors[*(const uint32_t *)a].name, tensors[*(const uint32_t *)b].name);
 }
 
+/* Canonical headers are in order as they are. */
+static bool in_order(const lg__st_header *h)
+{
+    size_t i = 1;
+    while (i < h->n && compare_places(&h->tensors[i - 1], &h->tensors[i]) < 0) {
+        i++;
+    }
+    return i >= h->n;
+}
+
 static lg_status sort_tensors(lg__st_header *h, lg_error *err)
 {
     h->by_name = lg__arena_array(h->arena, h->n, sizeof *h->by_name);
@@ -498,9 +339,16 @@ static lg_status sort_tensors(lg__st_header *h, lg_error *err)
     if (h->n == 0) {
         return LG_OK;
     }
-    qsort(h->tensors, h->n, sizeof *h->tensors, compare_places);
+    if (!in_order(h)) {
+        qsort(h->tensors, h->n, sizeof *h->tensors, compare_places);
+    }
+    bool sorted = true;
     for (size_t i = 0; i < h->n; i++) {
         h->by_name[i] = (uint32_t)i;
+        sorted = sorted && (i == 0 || strcmp(h->tensors[i - 1].name, h->tensors[i].name) < 0);
+    }
+    if (sorted) {
+        return LG_OK;
     }
     qsort_r(h->by_name, h->n, sizeof *h->by_name, compare_names, h->tensors);
     for (size_t i = 1; i < h->n; i++) {
@@ -539,22 +387,23 @@ static lg_status check_cover(const lg__st_header *h, lg_error *err)
         const lg__st_tensor *t = &h->tensors[i];
         uint64_t need = 0;
         char shown[SHOWN], before[SHOWN];
-        lg__printable(t->name, shown, sizeof shown);
         if (t->begin < covered) {
             return lg_error_set(err, LG_ERR_FORMAT,
-                                "tensor \"%s\" begins at byte %" PRIu64 " of the data, inside of tensor \"%s\"", shown,
-                                t->begin, lg__printable(h->tensors[i - 1].name, before, sizeof before));
+                                "tensor \"%s\" begins at byte %" PRIu64 " of the data, inside of tensor \"%s\"",
+                                lg__printable(t->name, shown, sizeof shown), t->begin,
+                                lg__printable(h->tensors[i - 1].name, before, sizeof before));
         }
         LG__RETURN_IF(t->begin > covered, err, LG_ERR_FORMAT,
                       "bytes %" PRIu64 " to %" PRIu64 " of the data, before tensor \"%s\", belong to no tensor",
-                      covered, t->begin, shown);
-        LG__RETURN_IF(t->end < t->begin, err, LG_ERR_FORMAT, "tensor \"%s\" ends before it begins", shown);
+                      covered, t->begin, lg__printable(t->name, shown, sizeof shown));
+        LG__RETURN_IF(t->end < t->begin, err, LG_ERR_FORMAT, "tensor \"%s\" ends before it begins",
+                      lg__printable(t->name, shown, sizeof shown));
         if (needed_bytes(t, &need, err) != LG_OK) {
             return wrap_tensor(t, err);
         }
         LG__RETURN_IF(t->end - t->begin != need, err, LG_ERR_FORMAT,
-                      "tensor \"%s\" has %" PRIu64 " bytes of data but its shape and dtype %s call for %" PRIu64, shown,
-                      t->end - t->begin, lg_dtype_name(t->dtype), need);
+                      "tensor \"%s\" has %" PRIu64 " bytes of data but its shape and dtype %s call for %" PRIu64,
+                      lg__printable(t->name, shown, sizeof shown), t->end - t->begin, lg_dtype_name(t->dtype), need);
         covered = t->end;
     }
     uint64_t need = h->data_start + covered;
@@ -588,21 +437,34 @@ static lg__st_tensor *find(const lg__st_header *h, const char *name)
     return NULL;
 }
 
+static lg_status keep_offsets(lg__arena *arena, const uint64_t *numbers, size_t n, lg__st_tensor *t, lg_error *err)
+{
+    LG__RETURN_IF(n != t->ndim, err, LG_ERR_FORMAT, "%zu saved_offsets for a shape of %" PRIu32 " dimensions", n,
+                  t->ndim);
+    for (uint32_t d = 0; d < t->ndim; d++) {
+        LG__RETURN_IF(numbers[d] > INT64_MAX - t->shape[d], err, LG_ERR_FORMAT,
+                      "saved_offsets[%" PRIu32 "] plus the shape is beyond 2^63", d);
+    }
+    LG__TRY(copy_numbers(arena, numbers, n, &t->saved_offsets, err));
+    t->has_offsets = true;
+    return LG_OK;
+}
+
 static lg_status read_offsets(lg__arena *scratch, lg__arena *arena, slice text, lg__st_tensor *t, lg_error *err)
 {
     LG__RETURN_IF(t->has_offsets, err, LG_ERR_FORMAT, "it is there twice");
-    members m = {.what = "entry", .text = text.at, .n = text.n};
+    lg__json_cursor m = lg__json_cursor_over("entry", text);
     for (;;) {
         slice key_text, key, value;
         bool more = false;
-        LG__TRY(next_member(&m, &key_text, &value, &more, err));
+        LG__TRY(lg__json_next_member(&m, &key_text, &value, &more, err));
         if (!more) {
             break;
         }
-        if (!plain_string(key_text, &key)) {
-            LG__TRY(read_string(scratch, key_text, "a key", false, &key, err));
+        if (!lg__json_plain_string(key_text, &key)) {
+            LG__TRY(lg__json_read_string(scratch, key_text, "a key", false, &key, err));
         }
-        if (!same(key, "saved_offsets")) {
+        if (!lg__json_piece_is(key, "saved_offsets")) {
             LG__TRY(read_unknown(value, err));
             continue;
         }
@@ -610,35 +472,64 @@ static lg_status read_offsets(lg__arena *scratch, lg__arena *arena, slice text, 
         uint64_t numbers[LG_MAX_NDIM];
         size_t n = 0;
         LG__TRY(read_numbers(value, "saved_offsets", numbers, LG_MAX_NDIM, &n, err));
-        LG__RETURN_IF(n != t->ndim, err, LG_ERR_FORMAT, "%zu saved_offsets for a shape of %" PRIu32 " dimensions", n,
-                      t->ndim);
-        for (uint32_t d = 0; d < t->ndim; d++) {
-            LG__RETURN_IF(numbers[d] > INT64_MAX - t->shape[d], err, LG_ERR_FORMAT,
-                          "saved_offsets[%" PRIu32 "] plus the shape is beyond 2^63", d);
-        }
-        LG__TRY(copy_numbers(arena, numbers, n, &t->saved_offsets, err));
-        t->has_offsets = true;
+        LG__TRY(keep_offsets(arena, numbers, n, t, err));
     }
     LG__RETURN_IF(!t->has_offsets, err, LG_ERR_FORMAT, "\"saved_offsets\" is missing");
     return LG_OK;
 }
 
+/* The same for an entry in the form that writers use, as take_tensor_info. */
+static bool take_offsets(const char **p, const char *end, uint64_t numbers[LG_MAX_NDIM], size_t *n)
+{
+    const char *s = *p;
+    if (!LG__JSON_TAKE(&s, end, "{\"saved_offsets\":") || !lg__json_take_numbers(&s, end, numbers, LG_MAX_NDIM, n) ||
+        !LG__JSON_TAKE(&s, end, "}")) {
+        return false;
+    }
+    *p = s;
+    return true;
+}
+
+/* The tensor `name`; `*next` is where it is if both lists have one order. */
+static lg__st_tensor *find_listed(const lg__st_header *h, slice name, size_t *next)
+{
+    lg__st_tensor *t = *next < h->n ? &h->tensors[*next] : NULL;
+    if (t == NULL || t->name_bytes != name.n || memcmp(t->name, name.at, name.n) != 0) {
+        /* No tensor of the file has a NUL in its name. */
+        t = strlen(name.at) == name.n ? find(h, name.at) : NULL;
+    }
+    if (t != NULL) {
+        *next = (size_t)(t - h->tensors) + 1;
+    }
+    return t;
+}
+
 static lg_status read_sharding_entries(lg__st_header *h, lg__arena *scratch, slice text, lg_error *err)
 {
-    members m = {.what = SHARDING_KEY, .text = text.at, .n = text.n};
-    for (;;) {
+    lg__json_cursor m = lg__json_cursor_over(SHARDING_KEY, text);
+    for (size_t next = 0;;) {
         slice key_text, key, value;
         bool more = false;
-        LG__TRY(next_member(&m, &key_text, &value, &more, err));
+        LG__TRY(lg__json_next_key(&m, &key_text, &more, err));
         if (!more) {
             return LG_OK;
         }
-        LG__RETURN_IF(value.n > ENTRY_MAX, err, LG_ERR_LIMIT,
-                      SHARDING_KEY ": an entry takes %zu bytes; up to %zu are supported", value.n, ENTRY_MAX);
-        LG__TRY(read_string(scratch, key_text, "a name in " SHARDING_KEY, false, &key, err));
-        /* No tensor of the file has a NUL in its name. */
-        lg__st_tensor *t = strlen(key.at) == key.n ? find(h, key.at) : NULL;
-        if ((t == NULL ? read_unknown(value, err) : read_offsets(scratch, h->arena, value, t, err)) != LG_OK) {
+        LG__TRY(lg__json_read_string(scratch, key_text, "a name in " SHARDING_KEY, false, &key, err));
+        lg__st_tensor *t = find_listed(h, key, &next);
+        uint64_t numbers[LG_MAX_NDIM];
+        size_t n = 0;
+        const char *p = m.text + m.at;
+        lg_status status;
+        if (t != NULL && !t->has_offsets && take_offsets(&p, m.text + m.n, numbers, &n)) {
+            m.at = (size_t)(p - m.text);
+            status = keep_offsets(h->arena, numbers, n, t, err);
+        } else {
+            LG__TRY(lg__json_skip_value(&m, &value, err));
+            LG__RETURN_IF(value.n > ENTRY_MAX, err, LG_ERR_LIMIT,
+                          SHARDING_KEY ": an entry takes %zu bytes; up to %zu are supported", value.n, ENTRY_MAX);
+            status = t == NULL ? read_unknown(value, err) : read_offsets(scratch, h->arena, value, t, err);
+        }
+        if (status != LG_OK) {
             char shown[SHOWN];
             return lg_error_wrap(err, SHARDING_KEY ": tensor \"%s\"", lg__printable(key.at, shown, sizeof shown));
         }

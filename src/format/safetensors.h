@@ -26,17 +26,19 @@ typedef struct lg__st_tensor {
     const uint64_t *saved_offsets; /* ndim entries */
 } lg__st_tensor;
 
+typedef struct lg__st_member { /* of "__metadata__" */
+    const char *key, *value;
+    size_t value_bytes;
+} lg__st_member;
+
 typedef struct lg__st_header {
     lg__arena *arena;    /* owns everything */
     uint64_t data_start; /* 8 + N */
     uint64_t file_bytes;
     lg__st_tensor *tensors; /* sorted by (begin, end, name) */
     size_t n;
-    uint32_t *by_name; /* indices sorted by name */
-    struct {
-        const char *key, *value;
-        size_t value_bytes;
-    } * metadata; /* sorted by key; keys and values may hold any text */
+    uint32_t *by_name;       /* indices sorted by name */
+    lg__st_member *metadata; /* sorted by key; keys and values may hold any text */
     size_t n_metadata;
     bool has_metadata; /* "__metadata__" was there */
 } lg__st_header;
@@ -76,5 +78,7 @@ lg_status lg__st_plan(lg__st_entry *entries, size_t n, const lg__st_meta *meta, 
                       uint64_t align, lg__buf *out, uint64_t *data_bytes, lg_error *err);
 /* Upper bound of what one entry adds to the header, sharding info included. */
 uint64_t lg__st_entry_bytes(const char *name, uint32_t ndim);
+/* The same for any name of that length, without looking at it. */
+uint64_t lg__st_entry_most(size_t name_bytes, uint32_t ndim);
 
 #endif

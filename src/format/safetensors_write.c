@@ -30,13 +30,19 @@ static uint64_t name_bytes(const char *name, bool both)
 
 #define DIGITS_MAX 20 /* of a 64-bit integer */
 
-uint64_t lg__st_entry_bytes(const char *name, uint32_t ndim)
+/* Without the name. */
+static uint64_t entry_frame(uint32_t ndim)
 {
     uint64_t list = (uint64_t)ndim * (DIGITS_MAX + 1);
     uint64_t entry = sizeof ",\"\":{\"dtype\":\"F8_E5M2FNUZ\",\"shape\":[],\"data_offsets\":[,]}" - 1 + 2 * DIGITS_MAX;
     uint64_t info = sizeof ",\\\"\\\":{\\\"saved_offsets\\\":[]}" - 1;
-    return entry + list + info + list + name_bytes(name, true);
+    return entry + list + info + list;
 }
+
+uint64_t lg__st_entry_bytes(const char *name, uint32_t ndim) { return entry_frame(ndim) + name_bytes(name, true); }
+
+/* A control byte takes the most: 6 bytes and 7. */
+uint64_t lg__st_entry_most(size_t bytes, uint32_t ndim) { return entry_frame(ndim) + 13 * (uint64_t)bytes; }
 
 /* What an entry takes at the least. */
 static uint64_t entry_bytes_least(const char *name, uint32_t ndim, bool plain)
@@ -77,22 +83,34 @@ static lg_status check_distinct(const char **names, size_t n, const char *what, 
 
 static lg_status check_names(const lg__st_entry *entries, size_t n, lg_error *err)
 {
+    for (size_t i = 0; i < n; i++) {
+        const char *name = entries[i].name;
+        /* Raw files put "t:" or "b:" before a name of any allowed length. */
+        size_t bytes = strlen(name);
+        bool raw = bytes > LG_MAX_NAME && (name[0] == 't' || name[0] == 'b') && name[1] == ':';
+        LG__TRY(raw ? lg__name_check("tensor", name + 2, bytes - 2, err) : lg__name_check("tensor", name, bytes, err));
+    }
+    return LG_OK;
+}
+
+/* Entries are in canonical order: by name as well, if they are of one dtype. */
+static lg_status check_distinct_names(const lg__st_entry *entries, size_t n, lg_error *err)
+{
+    size_t i = 1;
+    while (i < n && entries[i].dtype == entries[0].dtype && strcmp(entries[i - 1].name, entries[i].name) < 0) {
+        i++;
+    }
+    if (i >= n) {
+        return LG_OK;
+    }
     const char **names = lg__calloc(n, sizeof *names);
     if (names == NULL) {
         return lg__nomem(err);
     }
-    lg_status status = LG_OK;
-    for (size_t i = 0; status == LG_OK && i < n; i++) {
-        const char *name = entries[i].name;
-        names[i] = name;
-        /* Raw files put "t:" or "b:" before a name of any allowed length. */
-        size_t bytes = strlen(name);
-        bool raw = bytes > LG_MAX_NAME && (name[0] == 't' || name[0] == 'b') && name[1] == ':';
-        status = raw ? lg__name_check("tensor", name + 2, bytes - 2, err) : lg__name_check("tensor", name, bytes, err);
+    for (i = 0; i < n; i++) {
+        names[i] = entries[i].name;
     }
-    if (status == LG_OK) {
-        status = check_distinct(names, n, "tensor", err);
-    }
+    lg_status status = check_distinct(names, n, "tensor", err);
     lg__free(names);
     return status;
 }
@@ -124,29 +142,30 @@ static lg_status check_meta(const lg__st_meta *meta, size_t n, bool plain, lg_er
     return status;
 }
 
+/* For messages: lives as long as the statement. */
+#define NAME(e) lg__printable((e)->name, (char[SHOWN]){0}, SHOWN)
+
 /* Gives each entry its place in the data, one after the other. */
 static lg_status place(lg__st_entry *e, uint64_t *at, lg_error *err)
 {
-    char shown[SHOWN];
-    lg__printable(e->name, shown, sizeof shown);
-    LG__RETURN_IF(lg_dtype_bits(e->dtype) == 0, err, LG_ERR_INVALID, "tensor \"%s\": unknown dtype", shown);
+    LG__RETURN_IF(lg_dtype_bits(e->dtype) == 0, err, LG_ERR_INVALID, "tensor \"%s\": unknown dtype", NAME(e));
     LG__RETURN_IF(e->ndim > LG_MAX_NDIM, err, LG_ERR_LIMIT, "tensor \"%s\" has %" PRIu32 " dimensions; %d are allowed",
-                  shown, e->ndim, LG_MAX_NDIM);
+                  NAME(e), e->ndim, LG_MAX_NDIM);
     uint64_t elements = 1, bits = 0, end = 0;
     for (uint32_t d = 0; d < e->ndim; d++) {
         LG__RETURN_IF(__builtin_mul_overflow(elements, e->shape[d], &elements) || elements > INT64_MAX ||
                           e->shape[d] > INT64_MAX,
-                      err, LG_ERR_LIMIT, "tensor \"%s\" has more elements than 2^63", shown);
+                      err, LG_ERR_LIMIT, "tensor \"%s\" has more elements than 2^63", NAME(e));
         LG__RETURN_IF(e->offset != NULL && e->offset[d] > INT64_MAX - e->shape[d], err, LG_ERR_LIMIT,
-                      "tensor \"%s\": offset %" PRIu64 " is beyond 2^63", shown, e->offset[d]);
+                      "tensor \"%s\": offset %" PRIu64 " is beyond 2^63", NAME(e), e->offset[d]);
     }
     LG__RETURN_IF(__builtin_mul_overflow(elements, (uint64_t)lg_dtype_bits(e->dtype), &bits), err, LG_ERR_LIMIT,
-                  "tensor \"%s\" has more bits than 2^64", shown);
+                  "tensor \"%s\" has more bits than 2^64", NAME(e));
     LG__RETURN_IF(bits % 8 != 0, err, LG_ERR_INVALID,
-                  "tensor \"%s\": %" PRIu64 " elements of %s do not fill whole bytes", shown, elements,
+                  "tensor \"%s\": %" PRIu64 " elements of %s do not fill whole bytes", NAME(e), elements,
                   lg_dtype_name(e->dtype));
     LG__RETURN_IF(__builtin_add_overflow(*at, bits / 8, &end) || end > INT64_MAX, err, LG_ERR_LIMIT,
-                  "tensor \"%s\" ends beyond 2^63 bytes", shown);
+                  "tensor \"%s\" ends beyond 2^63 bytes", NAME(e));
     e->begin = *at;
     e->end = end;
     *at = end;
@@ -155,17 +174,6 @@ static lg_status place(lg__st_entry *e, uint64_t *at, lg_error *err)
 
 /* --------------------------------------------------------------------- writing */
 
-static void add_u64(lg__buf *b, uint64_t v)
-{
-    char digits[DIGITS_MAX];
-    size_t n = 0;
-    do {
-        digits[DIGITS_MAX - ++n] = (char)('0' + v % 10);
-        v /= 10;
-    } while (v > 0);
-    lg__buf_add(b, digits + DIGITS_MAX - n, n);
-}
-
 static void add_numbers(lg__buf *b, const uint64_t *numbers, uint32_t n)
 {
     lg__buf_str(b, "[");
@@ -173,46 +181,66 @@ static void add_numbers(lg__buf *b, const uint64_t *numbers, uint32_t n)
         if (i > 0) {
             lg__buf_str(b, ",");
         }
-        add_u64(b, numbers != NULL ? numbers[i] : 0);
+        lg__buf_u64(b, numbers != NULL ? numbers[i] : 0);
     }
     lg__buf_str(b, "]");
 }
 
 static void add_string(lg__buf *b, const char *s) { lg__buf_json_str(b, s, strlen(s)); }
 
+/* A name inside of JSON text that is itself a JSON string. */
+static void add_name_twice(lg__buf *b, const char *name)
+{
+    lg__buf_str(b, "\\\"");
+    const char *p = name;
+    while (*p >= 0x20 && *p != '"' && *p != '\\' && *p != 0x7F) {
+        p++;
+    }
+    if (*p == '\0') {
+        lg__buf_add(b, name, (size_t)(p - name));
+    } else {
+        lg__buf once, twice;
+        lg__buf_init(&once, (size_t)LG__ST_MAX_HEADER);
+        lg__buf_init(&twice, (size_t)LG__ST_MAX_HEADER);
+        add_string(&once, name);
+        if (once.len > 2) {
+            lg__buf_json_str(&twice, once.data + 1, once.len - 2);
+        }
+        if (twice.len > 2) {
+            lg__buf_add(b, twice.data + 1, twice.len - 2);
+        }
+        b->failed = b->failed || once.failed || twice.failed;
+        lg__buf_free(&once);
+        lg__buf_free(&twice);
+    }
+    lg__buf_str(b, "\\\"");
+}
+
 static void add_sharding_info(lg__buf *b, const lg__st_entry *entries, size_t n)
 {
-    lg__buf_str(b, "{");
+    lg__buf_str(b, "\"{");
     for (size_t i = 0; i < n; i++) {
         if (i > 0) {
             lg__buf_str(b, ",");
         }
-        add_string(b, entries[i].name);
-        lg__buf_str(b, ":{\"saved_offsets\":");
+        add_name_twice(b, entries[i].name);
+        lg__buf_str(b, ":{\\\"saved_offsets\\\":");
         add_numbers(b, entries[i].offset, entries[i].ndim);
         lg__buf_str(b, "}");
     }
-    lg__buf_str(b, "}");
+    lg__buf_str(b, "}\"");
 }
 
-static lg_status add_metadata(lg__buf *b, const lg__st_entry *entries, size_t n, const lg__st_meta *meta, size_t n_meta,
-                              bool plain, lg_error *err)
+static void add_metadata(lg__buf *b, const lg__st_entry *entries, size_t n, const lg__st_meta *meta, size_t n_meta,
+                         bool plain)
 {
     if (plain && n_meta == 0) {
-        return LG_OK;
+        return;
     }
     lg__buf_str(b, "\"__metadata__\":{");
     if (!plain) {
-        lg__buf info;
-        lg__buf_init(&info, (size_t)LG__ST_MAX_HEADER);
-        add_sharding_info(&info, entries, n);
-        lg_status status = lg__buf_check(&info, "header", err);
-        if (status == LG_OK) {
-            lg__buf_str(b, "\"format\":\"pt\",\"DCP_VERSION\":\"1.0\",\"DCP_SHARDING_INFO\":");
-            lg__buf_json_str(b, info.data, info.len);
-        }
-        lg__buf_free(&info);
-        LG__TRY(status);
+        lg__buf_str(b, "\"format\":\"pt\",\"DCP_VERSION\":\"1.0\",\"DCP_SHARDING_INFO\":");
+        add_sharding_info(b, entries, n);
     }
     for (size_t i = 0; i < n_meta; i++) {
         if (i > 0 || !plain) {
@@ -223,7 +251,6 @@ static lg_status add_metadata(lg__buf *b, const lg__st_entry *entries, size_t n,
         add_string(b, meta[i].value);
     }
     lg__buf_str(b, n > 0 ? "}," : "}");
-    return LG_OK;
 }
 
 static lg_status write_header(lg__buf *b, const lg__st_entry *entries, size_t n, const lg__st_meta *meta, size_t n_meta,
@@ -232,7 +259,7 @@ static lg_status write_header(lg__buf *b, const lg__st_entry *entries, size_t n,
     size_t start = b->len;
     lg__buf_u64le(b, 0);
     lg__buf_str(b, "{");
-    LG__TRY(add_metadata(b, entries, n, meta, n_meta, plain, err));
+    add_metadata(b, entries, n, meta, n_meta, plain);
     for (size_t i = 0; i < n; i++) {
         const lg__st_entry *e = &entries[i];
         if (i > 0) {
@@ -265,8 +292,11 @@ lg_status lg__st_plan(lg__st_entry *entries, size_t n, const lg__st_meta *meta, 
 {
     LG__RETURN_IF(align != 8 && align != LG__ST_DATA_ALIGN, err, LG_ERR_INVALID,
                   "tensor data cannot be aligned to %" PRIu64, align);
-    uint64_t least = 0;
-    for (size_t i = 0; i < n; i++) {
+    uint64_t least = 0, most = 0;
+    for (size_t i = 0; i < n && most <= LG__ST_MAX_HEADER; i++) {
+        most += lg__st_entry_most(strlen(entries[i].name), entries[i].ndim);
+    }
+    for (size_t i = 0; i < n && most > LG__ST_MAX_HEADER; i++) {
         least += entry_bytes_least(entries[i].name, entries[i].ndim, plain);
         LG__RETURN_IF(least > LG__ST_MAX_HEADER, err, LG_ERR_LIMIT,
                       "a header for %zu tensors would be longer than %" PRIu64 " bytes", n, LG__ST_MAX_HEADER);
@@ -276,6 +306,7 @@ lg_status lg__st_plan(lg__st_entry *entries, size_t n, const lg__st_meta *meta, 
     if (n > 1) {
         qsort(entries, n, sizeof *entries, compare_canonical);
     }
+    LG__TRY(check_distinct_names(entries, n, err));
     uint64_t at = 0;
     for (size_t i = 0; i < n; i++) {
         LG__TRY(place(&entries[i], &at, err));

@@ -20,14 +20,27 @@
 #define DIGITS 8
 #define PREFIX_BYTES (OPENING_BYTES + DIGITS + 2)
 
+void lg__sealed_json_begin(lg__buf *out) { lg__buf_str(out, OPENING "00000000\","); }
+
+lg_status lg__sealed_json_end(lg__buf *out, size_t start, lg_error *err)
+{
+    lg__buf_str(out, "\n");
+    LG__TRY(lg__buf_check(out, "sealed JSON", err));
+    char *text = out->data + start, digits[DIGITS + 1];
+    size_t bytes = out->len - start;
+    LG__RETURN_IF(bytes < PREFIX_BYTES + 2 || text[bytes - 2] != '}', err, LG_ERR_INTERNAL,
+                  "sealed JSON does not end in a brace");
+    snprintf(digits, sizeof digits, "%08" PRIx32, lg__crc32c(0, text + PREFIX_BYTES, bytes - PREFIX_BYTES));
+    memcpy(text + OPENING_BYTES, digits, DIGITS);
+    return LG_OK;
+}
+
 lg_status lg__sealed_json(const char *body, size_t bytes, lg__buf *out, lg_error *err)
 {
-    LG__RETURN_IF(bytes == 0 || body[bytes - 1] != '}', err, LG_ERR_INTERNAL, "sealed JSON does not end in a brace");
-    uint32_t crc = lg__crc32c(lg__crc32c(0, body, bytes), "\n", 1);
-    lg__buf_fmt(out, OPENING "%08" PRIx32 "\",", crc);
+    size_t start = out->len;
+    lg__sealed_json_begin(out);
     lg__buf_add(out, body, bytes);
-    lg__buf_add(out, "\n", 1);
-    return lg__buf_check(out, "sealed JSON", err);
+    return lg__sealed_json_end(out, start, err);
 }
 
 /* What a file that does not begin as it should looks like. */
@@ -53,7 +66,7 @@ static lg_status not_ours(const char *bytes, size_t n, lg_error *err)
                         n, lg__printable(first, shown, sizeof shown));
 }
 
-lg_status lg__sealed_json_parse(const char *bytes, size_t n, json_t **out, lg_error *err)
+lg_status lg__sealed_json_text(const char *bytes, size_t n, lg__json_piece *out, lg_error *err)
 {
     LG__RETURN_IF(n == 0, err, LG_ERR_CORRUPT, "empty: 0 bytes are there");
     if (n < PREFIX_BYTES || memcmp(bytes, OPENING, OPENING_BYTES) != 0) {
@@ -71,6 +84,14 @@ lg_status lg__sealed_json_parse(const char *bytes, size_t n, json_t **out, lg_er
     }
     size_t end = n - (bytes[n - 1] == '\n');
     LG__RETURN_IF(bytes[end - 1] != '}', err, LG_ERR_FORMAT, "bytes behind the closing brace: %zu bytes are there", n);
+    *out = (lg__json_piece){bytes, end};
+    return LG_OK;
+}
+
+lg_status lg__sealed_json_parse(const char *bytes, size_t n, json_t **out, lg_error *err)
+{
+    lg__json_piece text;
+    LG__TRY(lg__sealed_json_text(bytes, n, &text, err));
     /* It begins with a brace, so it can be nothing but an object. */
-    return lg__json_parse(bytes, end, out, err);
+    return lg__json_parse(text.at, text.n, out, err);
 }
