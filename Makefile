@@ -54,6 +54,7 @@ soak: build
 bench: build
 	@$(BUILD)/bench/io
 	@$(BUILD)/bench/io --small
+	@$(BUILD)/bench/stall
 	@$(BUILD)/bench/plan
 
 install: build
