@@ -8,6 +8,7 @@ for by name, and looked at only when something else has imported it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
@@ -123,6 +124,7 @@ def describe(name: str, value: Any, to_write: bool = False) -> Memory:
     return describer(name, value, to_write)
 
 
+@functools.lru_cache(maxsize=4096)
 def overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Whether two elements may share bytes. Exact for memory that slicing, transposing and broadcasting make; for
     stranger strides it may say so where none do.

@@ -391,7 +391,7 @@ class Checkpoint(Mapping[str, StoredTensor]):
 
     def rank_state(self, key: str, rank: int, world: int | None = None) -> Any:
         """The same for a value that :meth:`Save.rank_state` saved."""
-        return tagged.decode(self.rank_bytes(key, rank, world).decode())
+        return tagged.decode(self.rank_bytes(key, rank, world))
 
     def attached(self, name: str) -> bytes:
         """Contents of an attached file; verified."""

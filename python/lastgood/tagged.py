@@ -93,9 +93,16 @@ def encode(value: Any, what: str = "value") -> str:
         raise UnsupportedError(f"{what}: values nest without end, or more than a thousand deep") from None
 
 
-def decode(text: str) -> Any:
-    """The value that :func:`encode` was given."""
-    return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+def decode(text: str | bytes) -> Any:
+    """The value that :func:`encode` was given.
+
+    Raises:
+        FormatError: the text is something else.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as why:
+        raise FormatError(f"tagged JSON: {why}") from why
 
 
 # --------------------------------------------------------------------- writing
@@ -281,7 +288,7 @@ def _read_torch(tag: str) -> Callable[[str], Any]:
             return Foreign(tag, content)
         if tag == "$device":
             return torch.device(content)
-        found = getattr(torch, content.removeprefix("torch."), None)
+        found = vars(torch).get(content.removeprefix("torch."))  # getattr might import
         if not isinstance(found, torch.dtype):
             return Foreign(tag, content)
         return found
@@ -302,7 +309,7 @@ def _read_counter(content: list[Any]) -> Any:
 _READERS: dict[str, Callable[[Any], Any]] = {
     "$int": _read_int,
     "$float": _read_float,
-    "$bytes": lambda c: binascii.a2b_base64(c, strict_mode=True),
+    "$bytes": binascii.a2b_base64,
     "$tuple": tuple,
     "$set": set,
     "$frozenset": frozenset,
@@ -328,7 +335,7 @@ def _object(members: list[tuple[str, Any]]) -> Any:
             raise FormatError(f"tagged JSON: unknown tag {tag!r}")
         try:
             return reader(content)
-        except (TypeError, ValueError, KeyError, OverflowError) as why:
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RuntimeError) as why:
             raise FormatError(f"tagged JSON: {tag}: {why}") from why
     found = dict(members)
     if len(found) != len(members):
