@@ -43,7 +43,7 @@ class Load:
         """
         flags = lib.LG_TENSOR_OPTIONAL if optional else 0
         for name, array in targets.items():
-            self.columns.add(name, self.memory(name, array), flags=flags)
+            self.columns.add(name, self.memory(name, array, optional), flags=flags)
 
     def tensor(
         self,
@@ -72,7 +72,7 @@ class Load:
         Raises:
             MismatchError: the array is not of the size of the part.
         """
-        memory = self.memory(name, array)
+        memory = self.memory(name, array, optional)
         flags = lib.LG_TENSOR_OPTIONAL if optional else 0
         number = RANK_SELF
         if copy_of_rank is not None:
@@ -96,14 +96,14 @@ class Load:
             name, memory, shape=shape, region=region, flags=flags, layout=layout, flat_offset=flat_offset, rank=number
         )
 
-    def memory(self, name: str, array: Any) -> Memory:
+    def memory(self, name: str, array: Any, optional: bool = False) -> Memory:
         """Where an array is to be read into: its own memory, or, for one on a device, host memory that
-        :meth:`deliver` copies from.
+        :meth:`deliver` copies from. What is optional may not be read: it begins as it is on the device.
         """
         torch = dtypes.imported("torch")
         if torch is not None and isinstance(array, torch.Tensor):
             if not array.is_cpu and not array.is_meta:
-                host = torch.empty(array.shape, dtype=array.dtype)
+                host = array.detach().cpu() if optional else torch.empty(array.shape, dtype=array.dtype)
                 self._staged.append((array, host))
                 array = host
             else:

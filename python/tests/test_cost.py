@@ -86,7 +86,15 @@ def disk_root(tmp_path):
     return tmp_path / "root"
 
 
-@pytest.mark.parametrize("make", ["torch.ones(64 * MB)", "np.ones(64 * MB, np.float32)", "torch.ones(8192, 8192).t()", "torch.ones(8192, 8192)[:, ::2]"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        "torch.ones(64 * MB)",
+        "np.ones(64 * MB, np.float32)",
+        "torch.ones(8192, 8192).t()",
+        "torch.ones(8192, 8192)[:, ::2]",
+    ],
+)
 def test_k07_saving_takes_no_more_memory_than_the_buffers(make, disk_root):
     """F110, F112: 256 MiB are saved through 64 MiB of buffers at most."""
     code = f"""
@@ -98,7 +106,9 @@ def test_k07_saving_takes_no_more_memory_than_the_buffers(make, disk_root):
     assert peak(code, disk_root) < 80 * MB
 
 
-@pytest.mark.parametrize("make", ["torch.zeros(64 * MB)", "np.zeros(64 * MB, np.float32)", "torch.zeros(8192, 8192).t()"])
+@pytest.mark.parametrize(
+    "make", ["torch.zeros(64 * MB)", "np.zeros(64 * MB, np.float32)", "torch.zeros(8192, 8192).t()"]
+)
 def test_k07_loading_into_existing_memory_takes_no_more_than_the_buffers(make, disk_root):
     """F109: no second copy of the state."""
     lastgood.save(disk_root, {"a": torch.ones(8192, 8192) if "8192" in make else torch.ones(64 * MB)})

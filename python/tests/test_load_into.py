@@ -48,7 +48,9 @@ def test_strict_changes_nothing_when_names_or_forms_differ(root):
 def test_other_shapes_are_reported_or_refused(root):
     lastgood.save(root, torch.nn.Linear(4, 5))
     b = torch.nn.Linear(4, 3)
-    with pytest.raises(lastgood.MismatchError, match=r'"weight": the model has F32 \[3, 4\], the source F32 \[5, 4\] \(1 more'):
+    with pytest.raises(
+        lastgood.MismatchError, match=r'"weight": the model has F32 \[3, 4\], the source F32 \[5, 4\] \(1 more'
+    ):
         lastgood.load_into(b, root)
     result = lastgood.load_into(b, root, strict=False)
     assert [m.name for m in result.mismatched] == ["weight", "bias"]
@@ -82,7 +84,7 @@ def test_dtypes_are_converted_only_when_asked_for(root, cast):
     a, b = model(torch.bfloat16, 1), model(torch.float32, 2)
     lastgood.save(root, a)
     if not cast:
-        with pytest.raises(lastgood.MismatchError, match="F32.*BF16"):
+        with pytest.raises(lastgood.MismatchError, match=r"F32.*BF16"):
             lastgood.load_into(b, root)
         return
     result = lastgood.load_into(b, root, cast=True)
@@ -126,7 +128,9 @@ def test_numpy_arrays_are_read_into_and_converted_too(root):
 def test_weights_of_a_safetensors_file_load_whatever_the_memory_looks_like(tmp_path):
     from safetensors.torch import save_file
 
-    save_file({"w": torch.arange(12.0).reshape(3, 4), "h": torch.ones(2, dtype=torch.float16)}, tmp_path / "m.safetensors")
+    save_file(
+        {"w": torch.arange(12.0).reshape(3, 4), "h": torch.ones(2, dtype=torch.float16)}, tmp_path / "m.safetensors"
+    )
     tree = {"w": torch.zeros(4, 3).t(), "h": torch.zeros(2)}
     result = lastgood.load_into(tree, tmp_path / "m.safetensors", cast=True)
     assert result.cast == ("h",)

@@ -15,7 +15,9 @@ FRAMEWORKS = ("torch", "numpy", "jax", "ml_dtypes")
 
 
 def run(code, *options):
-    done = subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -10,9 +10,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from lastgood import dtypes
 from safetensors.torch import load_file
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-
 from test_roundtrip import TORCH, raw, torch_noise
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 # What PyTorch's reader knows.
 KNOWN = sorted(set(TORCH) - {"F8_E8M0", "F4"})

@@ -30,7 +30,11 @@ def test_a_checkpoint_is_a_mapping_that_knows_what_it_is(saved):
         assert (c["w"].dtype, c["w"].ndim, c["w"].nbytes, len(c["w"])) == ("I32", 3, 240, 3)
         assert c.attached("config.json") == b"{}"
         assert c.nbytes == 248
-        assert {f.name for f in c.files()} == {"shard-00001-model-00001-of-00001.safetensors", "rank-00001.sums", "config.json"}
+        assert {f.name for f in c.files()} == {
+            "shard-00001-model-00001-of-00001.safetensors",
+            "rank-00001.sums",
+            "config.json",
+        }
         assert sum(f.nbytes for f in c.files()) == c.file_bytes
         assert len(c.layouts()) == 1
         assert c.foreign_files() == []
@@ -58,7 +62,9 @@ indices = st.one_of(
     st.integers(-7, 7),
     st.slices(6),
     st.just(Ellipsis),
-    st.builds(slice, st.none() | st.integers(-9, 9), st.none() | st.integers(-9, 9), st.sampled_from([None, 1, 2, 3, -1, -2])),
+    st.builds(
+        slice, st.none() | st.integers(-9, 9), st.none() | st.integers(-9, 9), st.sampled_from([None, 1, 2, 3, -1, -2])
+    ),
 )
 
 
@@ -78,9 +84,13 @@ def test_k12_indexing_means_what_it_means_in_numpy(index):
         got = stored[index]
         assert got.shape == wanted.shape
         assert np.array_equal(got, wanted)
-        if not any(isinstance(i, slice) and (i.step or 1) < 0 for i in (index if isinstance(index, tuple) else (index,))):
+        if not any(
+            isinstance(i, slice) and (i.step or 1) < 0 for i in (index if isinstance(index, tuple) else (index,))
+        ):
             assert np.array_equal(stored.read(index, framework="torch").numpy(), wanted)
-        if not any(isinstance(i, slice) and (i.step or 1) != 1 for i in (index if isinstance(index, tuple) else (index,))):
+        if not any(
+            isinstance(i, slice) and (i.step or 1) != 1 for i in (index if isinstance(index, tuple) else (index,))
+        ):
             into = np.zeros(wanted.shape, np.int32)
             stored.into(into, index)
             assert np.array_equal(into, wanted)
@@ -202,17 +212,35 @@ def test_verification_reports_progress_and_can_be_stopped(root):
     assert checkpoint.verify().problems == ()
 
 
-def test_torch_tensors_are_read_in_place_of_device_host_memory_through_staging(root, monkeypatch):
-    """What is on a device is read to host memory first; here a tensor that says so stands for one."""
+class Elsewhere(torch.Tensor):
+    """Stands for a tensor on a device, of which there is none here."""
+
+    is_cpu = False
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor).clone()
+
+
+def test_tensors_on_a_device_are_read_into_by_way_of_host_memory(root):
     a = torch.arange(12.0).reshape(3, 4)
     lastgood.save(root, {"a": a})
-
-    class Elsewhere(torch.Tensor):
-        is_cpu = False
-
     target = torch.zeros(3, 4).as_subclass(Elsewhere)
     lastgood.open(root).read_into({"a": target})
     assert torch.equal(target.as_subclass(torch.Tensor), a)
+
+
+def test_tensors_on_a_device_are_saved_by_way_of_host_memory(root):
+    a = torch.arange(12.0).reshape(3, 4)
+    lastgood.save(root, {"a": a.as_subclass(Elsewhere)})
+    assert torch.equal(lastgood.load(root, framework="torch")["a"], a)
+
+
+def test_an_optional_tensor_that_is_missing_leaves_its_device_s_memory_alone(root):
+    lastgood.save(root, {"a": torch.ones(3)})
+    target = torch.full((2,), 7.0).as_subclass(Elsewhere)
+    with lastgood.Session(root) as session:
+        assert session.resume({"b": target}, optional=True).missing == ("b",)
+    assert torch.equal(target.as_subclass(torch.Tensor), torch.full((2,), 7.0))
 
 
 def test_a_safetensors_file_of_any_writer_is_read(tmp_path):

@@ -42,7 +42,11 @@ def noise(dtype, shape, seed=0):
 
 def torch_noise(dtype, shape, seed=0):
     data = noise("BOOL" if dtype == "BOOL" else "U8", (math.prod(shape) * TORCH[dtype].itemsize,), seed)
-    return torch.frombuffer(bytearray(data.tobytes()), dtype=TORCH[dtype]).reshape(shape) if data.size else torch.empty(shape, dtype=TORCH[dtype])
+    return (
+        torch.frombuffer(bytearray(data.tobytes()), dtype=TORCH[dtype]).reshape(shape)
+        if data.size
+        else torch.empty(shape, dtype=TORCH[dtype])
+    )
 
 
 # ------------------------------------------------------------------- dtypes
@@ -193,7 +197,7 @@ def test_k12_torch_views_of_any_strides_are_saved_and_read_into(view, dtype, see
         assert raw(into) == raw(a)
 
 
-class lastgood_memory:  # noqa: N801
+class lastgood_memory:
     """A root in memory, gone afterwards."""
 
     lock = threading.Lock()
@@ -236,7 +240,7 @@ def test_k12_expanded_channels_last_and_conjugate_tensors_are_saved_as_their_val
 )
 def test_memory_whose_elements_are_shared_or_read_only_is_not_read_into(target, root):
     lastgood.save(root, {"a": np.ones((3, 4), np.float32)})
-    with pytest.raises(lastgood.InvalidError, match="share memory|read-only"):
+    with pytest.raises(lastgood.InvalidError, match=r"share memory|read-only"):
         lastgood.open(root)["a"].into(target)
 
 
@@ -245,7 +249,7 @@ def test_arrays_of_another_dtype_or_shape_or_with_no_memory_are_not_read_into(ro
     stored = lastgood.open(root)["a"]
     with pytest.raises(lastgood.MismatchError, match=r"\[4, 3\]"):
         stored.into(np.zeros((4, 3), np.float32))
-    with pytest.raises(lastgood.MismatchError, match="F64.*F32"):
+    with pytest.raises(lastgood.MismatchError, match=r"F64.*F32"):
         stored.into(np.zeros((3, 4)))
     with pytest.raises(lastgood.InvalidError, match="no array"):
         stored.into([1, 2])
@@ -382,7 +386,9 @@ def test_k11_a_module_with_tied_weights_comes_back(root):
 jax = pytest.importorskip("jax")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32", "bool", "complex64", "float8_e4m3fn", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "int8", "uint32", "bool", "complex64", "float8_e4m3fn", "float16"]
+)
 def test_jax_arrays_come_back(dtype, root):
     a = jax.numpy.arange(12).reshape(3, 4).astype(dtype)
     lastgood.save(root, {"a": a, "t": a.T})

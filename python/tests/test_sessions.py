@@ -51,7 +51,7 @@ def train(root, steps, keep_last=0):
 
 
 def test_a_run_resumes_where_it_was(root):
-    w, resumed, status = train(root, 3)
+    _, resumed, status = train(root, 3)
     assert resumed is None
     assert status.saves_committed == 3
     again, resumed, _ = train(root, 5)
@@ -109,9 +109,8 @@ def test_a_run_that_did_not_resume_may_not_save_unless_it_says_that_it_is_new(ro
 
 def test_a_later_session_supersedes_an_earlier_one(root):
     first = lastgood.Session(root)
-    with lastgood.Session(root):
-        with pytest.raises(lastgood.SupersededError), first.save(1) as save:
-            save.tensors({"w": np.ones(1)})
+    with lastgood.Session(root), pytest.raises(lastgood.SupersededError), first.save(1) as save:
+        save.tensors({"w": np.ones(1)})
     first.close()
 
 
@@ -533,7 +532,17 @@ def test_k10_a_sampler_goes_on_where_the_run_was(root):
     assert lastgood.Sampler(5, shuffle=False).peek(7) == [0, 1, 2, 3, 4, 0, 1]
 
 
-@pytest.mark.parametrize("call", [lambda s: s.at(0, 1000), lambda s: s.at(0, -1), lambda s: s.advance(-1), lambda s: lastgood.Sampler(0), lambda s: lastgood.Sampler(2**49), lambda s: lastgood.Sampler(-1)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s: s.at(0, 1000),
+        lambda s: s.at(0, -1),
+        lambda s: s.advance(-1),
+        lambda s: lastgood.Sampler(0),
+        lambda s: lastgood.Sampler(2**49),
+        lambda s: lastgood.Sampler(-1),
+    ],
+)
 def test_positions_and_sizes_out_of_range_are_refused(call):
     with pytest.raises((IndexError, lastgood.Error, ValueError)):
         call(lastgood.Sampler(1000))

@@ -26,7 +26,9 @@ scalars = st.one_of(
     st.complex_numbers(),
     st.text(st.characters(exclude_categories=["Cs"])),
     st.binary(),
-    st.sampled_from([np.float32(0.1), np.int64(2**62), np.uint8(7), np.bool_(True), np.float16("nan"), np.complex64(1j)]),
+    st.sampled_from(
+        [np.float32(0.1), np.int64(2**62), np.uint8(7), np.bool_(True), np.float16("nan"), np.complex64(1j)]
+    ),
     st.sampled_from([torch.bfloat16, torch.float8_e4m3fn, torch.device("cuda:3"), torch.device("cpu")]),
 )
 hashable = st.recursive(
@@ -41,7 +43,9 @@ values = st.recursive(
         st.dictionaries(st.text("ab$", max_size=3), v, max_size=4),
         st.lists(st.tuples(hashable, v), max_size=3).map(collections.OrderedDict),
         st.builds(collections.deque, st.lists(v, max_size=3), st.sampled_from([None, 5, 3])),
-        st.builds(collections.defaultdict, st.sampled_from([int, list, None, str]), st.dictionaries(hashable, v, max_size=3)),
+        st.builds(
+            collections.defaultdict, st.sampled_from([int, list, None, str]), st.dictionaries(hashable, v, max_size=3)
+        ),
     ),
     max_leaves=15,
 )
@@ -90,13 +94,18 @@ def test_k22_every_value_comes_back_from_a_checkpoint(state):
             assert same(checkpoint.rank_state(key, 0, 1), value), key
 
 
-@pytest.mark.parametrize("bits", [0x7FF8000000000000, 0x7FF8000000000001, 0xFFF8000000000000, 0x7FF0000000000001, 0xFFF0000000000000])
+@pytest.mark.parametrize(
+    "bits", [0x7FF8000000000000, 0x7FF8000000000001, 0xFFF8000000000000, 0x7FF0000000000001, 0xFFF0000000000000]
+)
 def test_k22_nan_payloads_and_infinities_keep_their_bits(bits):
     value = struct.unpack("<d", struct.pack("<Q", bits))[0]
     assert struct.pack("<d", tagged.decode(tagged.encode(value))) == struct.pack("<Q", bits)
 
 
-@pytest.mark.parametrize("value", [-0.0, 0.0, 5e-324, 1e308, 0.1, 1e22, 1.0, 2**53 + 1, -(2**53) - 1, pytest.param(10**5000, id="huge"), True, 1])
+@pytest.mark.parametrize(
+    "value",
+    [-0.0, 0.0, 5e-324, 1e308, 0.1, 1e22, 1.0, 2**53 + 1, -(2**53) - 1, pytest.param(10**5000, id="huge"), True, 1],
+)
 def test_k22_numbers_keep_their_kind_and_bits(value):
     got = tagged.decode(tagged.encode(value))
     assert type(got) is type(value)
@@ -114,7 +123,11 @@ def test_equal_sets_have_the_same_text_in_every_process():
     code = "from lastgood import tagged; print(tagged.encode({'alpha', 'beta', 'gamma', 1, (2, 'x'), frozenset('uvwxyz')}))"
     texts = {
         subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for seed in ("1", "2", "3", "4")
     }
