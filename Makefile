@@ -8,7 +8,7 @@ JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build demo test test-fast sanitize tsan valgrind python soak bench install lint format \
+.PHONY: help setup setup-test build demo test test-fast sanitize tsan valgrind python package wheel soak bench install lint format \
         clean
 
 help:
@@ -17,10 +17,12 @@ help:
 	@echo
 	@echo 'make build     set up and build only (in $(BUILD)/)'
 	@echo 'make install   install program, library and headers under PREFIX (now $(PREFIX))'
+	@echo 'make wheel     build the Python wheel (pip install . needs no make)'
 	@echo 'make soak      kill a training run KILLS times (now $(KILLS)) and compare the bits'
 	@echo 'make bench     measure saving, loading and planning; docs/benchmarks.md'
 	@echo
 	@echo 'make test-fast only the C tests;  make python: what PyTorch and safetensors read'
+	@echo 'make package   the tests of the Python package'
 	@echo 'make sanitize  the C tests under ASan and UBSan;  make tsan, make valgrind: under those'
 	@echo 'make lint      formatting, shell scripts, documentation, symbols;  make format: reformat'
 
@@ -45,8 +47,11 @@ test: setup-test build
 test-fast: setup-test build
 	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests suite
 
-sanitize tsan valgrind python lint: setup-test build
+sanitize tsan valgrind python package lint: setup-test build
 	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests $@
+
+wheel: setup-test
+	@BUILD=$(BUILD) tools/wheel
 
 soak: build
 	@BUILD=$(BUILD) tools/soak --kills $(KILLS)

@@ -433,7 +433,12 @@ static void one_bad_call(rank_env *env)
     RANK_TRY(env, lg_save_begin(s, 4, NULL, &save, &env->err));
     RANK_TRY(env, model_add(save, &m, &env->err));
     if (env->rank == 1) {
-        RANK_CHECK(env, lg_save_alias(save, "x", "no such tensor", &env->err) == LG_ERR_INVALID);
+        if (env->arg == NULL) {
+            RANK_CHECK(env, lg_save_alias(save, "x", "no such tensor", &env->err) == LG_ERR_INVALID);
+        } else { /* the first of them counts */
+            RANK_TRY(env, lg_save_fail(save, LG_ERR_CANCELLED, "the trainer's own trouble", &env->err));
+            RANK_TRY(env, lg_save_fail(save, LG_ERR_IO, "later", &env->err));
+        }
     }
     env->status = lg_save_commit(save, NULL, &env->err);
     lg_session_close(s, NULL);
@@ -449,6 +454,20 @@ ON_EVERY_ROOT(k06_an_error_while_describing_a_save_reaches_all_ranks_through_the
         assert_non_null(strstr(env[r].err.message, "rank 1: alias"));
     }
     expect_steps(root, NULL, 0);
+}
+
+ON_EVERY_ROOT(k06_a_trouble_of_the_caller_s_own_reaches_all_ranks_through_the_commit)
+{
+    rank_env env[3];
+    run_ranks(3, root->store, one_bad_call, "fail", env);
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(env[r].status, LG_ERR_CANCELLED);
+        assert_int_equal(env[r].err.rank, 1);
+        assert_non_null(strstr(env[r].err.message, "rank 1: the trainer's own trouble"));
+    }
+    expect_steps(root, NULL, 0);
+    lg_error err = LG_ERROR_INIT;
+    assert_int_equal(lg_save_fail(NULL, LG_ERR_IO, "x", &err), LG_ERR_INVALID);
 }
 
 ON_EVERY_ROOT(an_unverified_resume_is_recorded_in_the_next_checkpoint)
@@ -547,6 +566,7 @@ int main(void)
         cmocka_unit_test(a_session_taken_over_fails_its_next_save_and_all_after_it),
         cmocka_unit_test(k05_k06_ranks_that_contradict_each_other_are_named_on_all_ranks),
         cmocka_unit_test(k06_an_error_while_describing_a_save_reaches_all_ranks_through_the_commit),
+        cmocka_unit_test(k06_a_trouble_of_the_caller_s_own_reaches_all_ranks_through_the_commit),
         cmocka_unit_test(an_unverified_resume_is_recorded_in_the_next_checkpoint),
         cmocka_unit_test(buffers_that_differ_are_kept_for_each_rank),
     };

@@ -500,6 +500,11 @@ LG_API lg_status lg_save_rank_bytes(lg_save *save, const char *key, const void *
  * is a plain file name that collides with no name of the format. */
 LG_API lg_status lg_save_attach(lg_save *save, const char *file_name, const void *data, size_t bytes, lg_error *err);
 
+/* Makes the save fail: lg_save_commit then brings `status` and `message` to all
+ * ranks, unless an adding call failed before. For a rank that cannot describe
+ * its state for a reason of its own. */
+LG_API lg_status lg_save_fail(lg_save *save, lg_status status, const char *message, lg_error *err);
+
 typedef struct lg_save_info {
     uint64_t step;
     lg_generation generation;

@@ -695,3 +695,15 @@ lg_status lg_save_attach(lg_save *save, const char *file_name, const void *data,
     LG__ERR(err);
     return note(save, add_attach(save, file_name, data, bytes, err), err);
 }
+
+lg_status lg_save_fail(lg_save *save, lg_status status, const char *message, lg_error *err)
+{
+    LG__ERR(err);
+    LG__RETURN_IF(save == NULL || message == NULL || message[0] == '\0', err, LG_ERR_INVALID,
+                  "lg_save_fail needs a save and a message");
+    LG__RETURN_IF(status == LG_OK, err, LG_ERR_INVALID, "lg_save_fail: LG_OK is no failure");
+    lg_error why = LG_ERROR_INIT;
+    lg_error_set(&why, status, "%s", message);
+    note(save, status, &why);
+    return LG_OK;
+}

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of torch.distributed."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lastgood.comm import Communicator
+from lastgood.errors import CommunicatorError, ConflictError, InvalidError, TimeoutError
+
+# How long a wait may take before Python looks for signals.
+_SLICE = datetime.timedelta(milliseconds=200)
+# After an error of another kind than a timeout: how long others may take to
+# arrive before they count as gone.
+_GRACE = 1.0
+# Sizes that differ much are not padded to the largest.
+_PAD_BYTES = 64 << 20
+
+
+class GlooCommunicator(Communicator):
+    """The ranks of torch.distributed, over a gloo group of its own, so that nothing mixes with the trainer's
+    collectives. *Collective* over the group.
+
+    Args:
+        group: whose ranks save and load together; None: all. It may be one of any backend, of NCCL for example.
+        timeout: seconds; no wait of a session may be longer.
+
+    Every call notes in the group's key-value store that this rank has arrived, so that the late ones can be named.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, *, timeout: float = 3600.0) -> None:
+        if not dist.is_initialized():
+            raise InvalidError("torch.distributed is not initialised; one process alone needs no communicator")
+        ranks = None if group is None else dist.get_process_group_ranks(group)
+        own = dist.new_group(
+            ranks,
+            timeout=datetime.timedelta(seconds=timeout),
+            backend="gloo",
+            use_local_synchronization=ranks is not None,
+        )
+        if own is dist.GroupMember.NON_GROUP_MEMBER or own is None:
+            raise InvalidError("this process is not in the group")
+        self._group: Any = own
+        self._store: Any = dist.PrefixStore(  # type: ignore[attr-defined]
+            "lastgood", own.get_group_store()
+        )
+        self._calls = 0
+        super().__init__(dist.get_rank(own), dist.get_world_size(own))
+
+    def close(self) -> None:
+        """Frees the group. Sessions that use it must be closed before."""
+        dist.destroy_process_group(self._group)
+
+    # ------------------------------------------------------------------ waiting
+
+    def _arrive(self, call: str) -> None:
+        self._calls += 1
+        try:
+            self._store.set(str(self.rank), f"{self._calls} {call}")
+        except Exception as why:
+            raise CommunicatorError(f"{call} #{self._calls}: the key-value store does not answer: {why}") from why
+
+    def _absent(self, call: str) -> list[int]:
+        """Ranks that have not come to this call yet; raises if one has come to another."""
+        late = []
+        for rank in range(self.size):
+            key = str(rank)
+            number, _, other = (
+                self._store.get(key).decode().partition(" ") if self._store.check([key]) else ("0", "", "")
+            )
+            if int(number) < self._calls:
+                late.append(rank)
+            elif int(number) == self._calls and other != call:
+                text = f"rank {rank} called {other} #{number}, but rank {self.rank} called {call} #{number}"
+                raise ConflictError(text, rank=rank)
+        return late
+
+    def _failed(self, call: str, timeout: float, why: Exception | None) -> Exception:
+        """Why a call came to no end: who is late or gone."""
+        where = f"(rank {self.rank} waited in {call} #{self._calls})"
+        try:
+            late = self._absent(call)
+            if why is not None:
+                end = time.monotonic() + _GRACE
+                while late and time.monotonic() < end:
+                    time.sleep(0.05)
+                    late = self._absent(call)
+        except ConflictError as conflict:
+            return conflict
+        except Exception as store:  # of whatever the store is made of
+            return CommunicatorError(f"{why or 'timed out'} {where}, and the key-value store does not answer: {store}")
+        names = ", ".join(map(str, late))
+        if why is None and late:
+            return TimeoutError(f"rank {names} did not arrive within {timeout * 1000:.0f} ms {where}", rank=late[0])
+        if why is None:
+            return TimeoutError(f"all ranks arrived, but not all data within {timeout * 1000:.0f} ms {where}")
+        if late:
+            return CommunicatorError(f"rank {names} left or failed {where}: {why}", rank=late[0])
+        return CommunicatorError(f"{call} failed {where}: {why}")
+
+    def _run(self, call: str, timeout: float, begin: Callable[[], Any], *, first: bool = True) -> None:
+        """Begins one of gloo's operations and waits for it, in slices in which Python can be interrupted."""
+        if first:
+            self._arrive(call)
+        end = time.monotonic() + timeout
+        try:
+            work = begin()
+        except RuntimeError as why:
+            raise self._failed(call, timeout, why) from why
+        while True:
+            try:
+                work.wait(_SLICE)
+                return
+            except RuntimeError as why:
+                if work.is_completed():
+                    raise self._failed(call, timeout, why) from why
+                if time.monotonic() > end:
+                    raise self._failed(call, timeout, None) from why
+
+    # -------------------------------------------------------------- collectives
+
+    def barrier(self, timeout: float) -> None:
+        """Returns once all ranks have called it."""
+        self._run("barrier", timeout, lambda: dist.barrier(self._group, async_op=True))
+
+    def all_gather(self, data: bytes, timeout: float) -> Sequence[bytes]:
+        """What each rank gave, by rank."""
+        call = "all-gather"
+        sizes = torch.empty(self.size, dtype=torch.int64)
+        mine = torch.tensor([len(data)], dtype=torch.int64)
+        self._run(call, timeout, lambda: dist.all_gather_into_tensor(sizes, mine, self._group, async_op=True))
+        lengths: list[int] = sizes.tolist()
+        largest = max(lengths)
+        if largest == 0:
+            return [b""] * self.size
+        if largest * self.size > max(_PAD_BYTES, 4 * sum(lengths)):
+            return [self._part(call, data, r, n, timeout) if n else b"" for r, n in enumerate(lengths)]
+        padded = torch.zeros(largest, dtype=torch.uint8)
+        padded[: len(data)] = _tensor(data)
+        got = torch.empty(self.size * largest, dtype=torch.uint8)
+        self._run(
+            call, timeout, lambda: dist.all_gather_into_tensor(got, padded, self._group, async_op=True), first=False
+        )
+        raw = _bytes(got)
+        return [raw[r * largest : r * largest + n] for r, n in enumerate(lengths)]
+
+    def _part(self, call: str, data: bytes, root: int, size: int, timeout: float) -> bytes:
+        t = _tensor(data) if self.rank == root else torch.empty(size, dtype=torch.uint8)
+        begin = lambda: dist.broadcast(t, group=self._group, group_src=root, async_op=True)  # noqa: E731
+        self._run(call, timeout, begin, first=False)
+        return data if self.rank == root else _bytes(t)
+
+    def broadcast(self, data: bytes, root: int, timeout: float) -> bytes:
+        """What ``root`` gave."""
+        call = "broadcast"
+        size = torch.tensor([len(data)], dtype=torch.int64)
+        self._run(call, timeout, lambda: dist.broadcast(size, group=self._group, group_src=root, async_op=True))
+        n = int(size.item())
+        return self._part(call, data, root, n, timeout) if n else b""
+
+    def all_to_all(self, parts: Sequence[bytes], timeout: float) -> Sequence[bytes]:
+        """``parts[r]`` goes to rank r; returns what each rank sent here."""
+        call = "all-to-all"
+        send = torch.tensor([len(p) for p in parts], dtype=torch.int64)
+        recv = torch.empty_like(send)
+        self._run(call, timeout, lambda: dist.all_to_all_single(recv, send, group=self._group, async_op=True))
+        out_sizes, in_sizes = recv.tolist(), send.tolist()
+        got = torch.empty(sum(out_sizes), dtype=torch.uint8)
+        data = _tensor(b"".join(parts))
+        begin = lambda: dist.all_to_all_single(  # noqa: E731
+            got, data, out_sizes, in_sizes, group=self._group, async_op=True
+        )
+        self._run(call, timeout, begin, first=False)
+        raw = _bytes(got)
+        found, at = [], 0
+        for n in out_sizes:
+            found.append(raw[at : at + n])
+            at += n
+        return found
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _bytes(t: torch.Tensor) -> bytes:
+    # Without NumPy, which need not be installed.
+    from lastgood._core import ffi
+
+    return bytes(ffi.buffer(ffi.cast("char *", t.data_ptr()), t.numel())) if t.numel() else b""

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of torch.distributed, each a process."""
+
+import os
+import signal
+import time
+
+import lastgood
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from lastgood.pytorch import GlooCommunicator
+
+
+def one(rank, size, store, work, queue, args):
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+        queue.put((rank, None, work(rank, *args)))
+    except BaseException as why:
+        queue.put((rank, why, None))
+    # Groups that are broken do not end well, and need not.
+    queue.close()
+    queue.join_thread()
+    os._exit(0)
+
+
+def on_processes(size, folder, work, *args, without=()):
+    """Calls work(rank, …) in processes; what each returned, or the exception it raised. None for those that are killed."""
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    store = os.path.join(folder, f"store-{time.monotonic_ns()}")
+    processes = [context.Process(target=one, args=(r, size, store, work, queue, args)) for r in range(size)]
+    for p in processes:
+        p.start()
+    found = [None] * size
+    try:
+        for _ in range(size - len(without)):
+            rank, error, result = queue.get(timeout=120)
+            found[rank] = result if error is None else error
+        for p in processes:
+            p.join(60)
+    finally:
+        for p in processes:
+            if p.is_alive():
+                p.kill()
+                p.join()
+    return found
+
+
+def save_and_resume(rank, root):
+    comm = GlooCommunicator()
+    assert (comm.rank, comm.size) == (rank, 3)
+    whole = torch.arange(70.0).reshape(10, 7)
+    layout = lastgood.Layout([3], [lastgood.Split(0)])
+    mine = whole.chunk(3)[rank]
+    with lastgood.Session(root, comm) as session:
+        assert session.resume() is None
+        with session.save(5) as save:
+            save.tensor("w", mine, shape=(10, 7), layout=layout)
+            save.tensors({"mean": torch.full((4,), float(rank))}, buffer=True)
+            save.tensors({"same": torch.ones(3)})
+            save.state(f"of {rank}", "x" * (1000 * rank))
+            save.rank_state("rng", (rank, torch.get_rng_state().numpy().tobytes()))
+    got, mean = torch.zeros_like(mine), torch.zeros(4)
+
+    def targets(load):
+        load.tensor("w", got, shape=(10, 7), layout=layout)
+        load.tensors({"mean": mean})
+
+    with lastgood.Session(root, comm) as session:
+        resumed = session.resume(targets)
+        state = {k: len(v) for k, v in resumed.checkpoint.state.items()}
+        rng = resumed.checkpoint.rank_state("rng", rank, 3)
+    comm.close()
+    return resumed.step, torch.equal(got, mine), mean[0].item(), state, rng[0]
+
+
+def test_three_processes_save_and_resume(root, tmp_path):
+    found = on_processes(3, tmp_path, save_and_resume, str(root))
+    for rank, f in enumerate(found):
+        assert f == (5, True, rank, {"of 0": 0, "of 1": 1000, "of 2": 2000}, rank)
+    assert torch.equal(lastgood.load(root, framework="torch")["w"], torch.arange(70.0).reshape(10, 7))
+
+
+def collectives(rank, size):
+    comm = GlooCommunicator(timeout=60)
+    own = [bytes([r]) * r * 1000 for r in range(size)]
+    assert comm.all_gather(own[rank], 60) == own
+    assert comm.all_gather(b"", 60) == [b""] * size
+    huge = [b"x" * (30 << 20)] + [b"y"] * (size - 1)
+    assert comm.all_gather(huge[rank], 60) == huge
+    for root in range(size):
+        for data in (b"", b"abc", bytes(300000)):
+            assert comm.broadcast(data if rank == root else b"", root, 60) == data
+    comm.barrier(60)
+    sent = [bytes([rank, r]) * (r + 2 * rank) for r in range(size)]
+    assert comm.all_to_all(sent, 60) == [bytes([r, rank]) * (rank + 2 * r) for r in range(size)]
+    assert comm.all_to_all([b""] * size, 60) == [b""] * size
+    comm.close()
+    return True
+
+
+def test_the_collectives_pass_messages_of_any_sizes(tmp_path):
+    assert on_processes(3, tmp_path, collectives, 3) == [True] * 3
+
+
+def on_a_part(rank, root):
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        with pytest.raises((lastgood.InvalidError, ValueError)):
+            GlooCommunicator(group)
+        return None
+    comm = GlooCommunicator(group)
+    with lastgood.Session(root, comm) as session, session.save(1) as save:
+        save.rank_state("me", rank)
+    return comm.rank
+
+
+def test_a_part_of_the_ranks_saves_on_its_own(root, tmp_path):
+    assert on_processes(3, tmp_path, on_a_part, str(root)) == [None, 0, 1]
+    checkpoint = lastgood.open(root)
+    assert [checkpoint.rank_state("me", r) for r in range(2)] == [1, 2]
+
+
+def late(rank, root):
+    comm = GlooCommunicator(timeout=60)
+    session = lastgood.Session(root, comm, timeout=3)
+    if rank == 1:
+        time.sleep(8)  # the others have given up
+        return None
+    began = time.monotonic()
+    try:
+        with session.save(1) as save:
+            save.tensors({"w": torch.ones(1)})
+    except lastgood.Error as why:
+        with pytest.raises(lastgood.Error, match="broken"), session.save(1) as save:
+            save.tensors({"w": torch.ones(1)})
+        return type(why).__name__, why.rank, str(why), time.monotonic() - began
+    return None
+
+
+def test_k06_a_late_process_is_named_on_all_others_within_the_deadline(root, tmp_path):
+    found = on_processes(3, tmp_path, late, str(root))
+    for rank in (0, 2):
+        name, culprit, text, seconds = found[rank]
+        assert (name, culprit) == ("TimeoutError", 1)
+        assert f"rank 1 did not arrive within 3000 ms (rank {rank} waited in all-gather" in text
+        assert seconds < 10
+
+
+def dying(rank, root):
+    comm = GlooCommunicator(timeout=60)
+    session = lastgood.Session(root, comm, timeout=20)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        with session.save(1) as save:
+            save.tensors({"w": torch.ones(1)})
+    except lastgood.Error as why:
+        return why.rank, str(why), time.monotonic() - began
+    return None
+
+
+def test_k06_a_process_that_dies_is_named_on_all_others(root, tmp_path):
+    found = on_processes(3, tmp_path, dying, str(root), without=(1,))
+    for rank in (0, 2):
+        culprit, text, seconds = found[rank]
+        assert culprit == 1, text
+        assert "rank 1" in text
+        assert seconds < 25
+
+
+def astray(rank, root):
+    comm = GlooCommunicator(timeout=60)
+    if rank == 0:
+        with pytest.raises(lastgood.ConflictError, match=r"rank 1 called barrier #1, but rank 0 called all-gather #1"):
+            comm.all_gather(b"x", 2)
+    else:
+        with pytest.raises(lastgood.ConflictError, match=r"rank 0 called all-gather #1, but rank 1 called barrier #1"):
+            comm.barrier(2)
+    return True
+
+
+def test_processes_in_different_calls_are_named_with_their_calls(root, tmp_path):
+    assert on_processes(2, tmp_path, astray, str(root)) == [True, True]
+
+
+def interrupted(rank, root):
+    comm = GlooCommunicator(timeout=60)
+    session = lastgood.Session(root, comm, timeout=50)
+    if rank == 1:
+        time.sleep(4)
+        return None
+    pid = os.getpid()
+    if os.fork() == 0:
+        time.sleep(1)
+        os.kill(pid, signal.SIGINT)
+        os._exit(0)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), session.save(1) as save:
+        save.tensors({"w": torch.ones(1)})
+    return time.monotonic() - began
+
+
+def test_a_keyboard_interrupt_ends_the_wait_for_others(root, tmp_path):
+    found = on_processes(2, tmp_path, interrupted, str(root))
+    assert found[0] < 10
+
+
+def test_without_torch_distributed_it_says_so():
+    with pytest.raises(lastgood.InvalidError, match="not initialised"):
+        GlooCommunicator()
