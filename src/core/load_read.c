@@ -248,9 +248,13 @@ static uint32_t share_out(job *j, uint64_t bytes, uint64_t buffer_bytes)
     if (threads == 0 || lg__io_wanted_engine() == LG__IO_BLOCKING) {
         threads = 1;
     }
-    uint64_t each = buffer_bytes / threads / LG__READER_WINDOWS;
+    uint64_t each = buffer_bytes / threads;
+    each = (each > 2 * LG__PIECE_BYTES ? each - LG__PIECE_BYTES : each) / LG__READER_WINDOWS;
     j->n_windows = each >= block ? LG__READER_WINDOWS : 1;
-    each = (each < WINDOW_BYTES ? each : WINDOW_BYTES) / block * block;
+    /* Of a small load a window holds all, with its first and last block whole. */
+    const uint64_t all = bytes < WINDOW_BYTES ? lg__block_count(bytes, block) * block + block : WINDOW_BYTES;
+    each = each < WINDOW_BYTES ? each : WINDOW_BYTES;
+    each = (each < all ? each : all) / block * block;
     j->window_bytes = each > 0 ? each : block;
     j->expected = bytes / threads;
     j->depth = threads == 1 ? 8 : 4;
