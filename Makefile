@@ -8,7 +8,7 @@ JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build demo test test-fast sanitize tsan valgrind python soak bench install lint format \
+.PHONY: help setup setup-test build demo test test-fast sanitize tsan valgrind python soak bench filesystems install lint format \
         clean
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo
 	@echo 'make test-fast only the C tests;  make python: what PyTorch and safetensors read'
 	@echo 'make sanitize  the C tests under ASan and UBSan;  make tsan, make valgrind: under those'
+	@echo 'make filesystems  what moves data, with every engine, on ext4, xfs, btrfs and tmpfs (as root)'
 	@echo 'make lint      formatting, shell scripts, documentation, symbols;  make format: reformat'
 
 setup:
@@ -47,6 +48,9 @@ test-fast: setup-test build
 
 sanitize tsan valgrind python lint: setup-test build
 	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests $@
+
+filesystems: setup-test build
+	@BUILD=$(BUILD) tools/filesystems
 
 soak: build
 	@BUILD=$(BUILD) tools/soak --kills $(KILLS)
