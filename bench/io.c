@@ -3,6 +3,7 @@
 /* Saving and loading against what the disk and the memory can do.
  *
  *   io [--mib N] [--tensors N] [--small] [--pairs N] [--dir DIR] [--json] [--partial]
+ *      [--offset N]
  *
  * One process, one state (N MiB in equal F32 tensors, default 512 in 64; with
  * --small 20,000 tensors of 4 KiB). In each round, one after the other:
@@ -391,15 +392,15 @@ static void remove_checkpoints(const char *root)
     }
 }
 
-static char *touched(size_t bytes)
+static size_t behind = 64; /* a page: where the state begins; as PyTorch's memory */
+
+static char *touched(size_t bytes, size_t at)
 {
     char *p = aligned_alloc(4096, bytes + 4096);
     if (p == NULL) {
         die("memory", NULL);
     }
-    /* Memory and file do not lie alike in their pages, as is the case for most
-     * tensors: so neither memcpy nor the kernel's copy meets its slow case. */
-    p += 1024;
+    p += at;
     for (size_t i = 0; i < bytes; i += 8) {
         uint64_t v = i * UINT64_C(0x9e3779b97f4a7c15);
         memcpy(p + i, &v, 8);
@@ -491,8 +492,9 @@ int main(int argc, char **argv)
     bool small = false, as_json = false, only_partial = false;
     const char *base = getenv("TMPDIR") != NULL ? getenv("TMPDIR") : "/tmp";
     static const struct option options[] = {
-        {"mib", 1, NULL, 'm'}, {"tensors", 1, NULL, 't'}, {"small", 0, NULL, 's'},   {"pairs", 1, NULL, 'p'},
-        {"dir", 1, NULL, 'd'}, {"json", 0, NULL, 'j'},    {"partial", 0, NULL, 'P'}, {NULL, 0, NULL, 0}};
+        {"mib", 1, NULL, 'm'},    {"tensors", 1, NULL, 't'}, {"small", 0, NULL, 's'},
+        {"pairs", 1, NULL, 'p'},  {"dir", 1, NULL, 'd'},     {"json", 0, NULL, 'j'},
+        {"offset", 1, NULL, 'o'}, {"partial", 0, NULL, 'P'}, {NULL, 0, NULL, 0}};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (c) {
         case 'm':
@@ -509,6 +511,9 @@ int main(int argc, char **argv)
             break;
         case 'd':
             base = optarg;
+            break;
+        case 'o':
+            behind = strtoul(optarg, NULL, 10) % 4096;
             break;
         case 'P':
             only_partial = true;
@@ -527,8 +532,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "io: nothing to do\n");
         return 2;
     }
-    st.data = touched(st.bytes);
-    st.other = touched(st.bytes);
+    st.data = touched(st.bytes, behind);
+    /* Memory and file do not lie alike in their pages, as is the case for most
+     * tensors: so neither memcpy nor the kernel's copy meets its slow case. */
+    st.other = touched(st.bytes, 1024);
     st.names = calloc(st.n, sizeof *st.names);
     for (size_t i = 0; i < st.n; i++) {
         snprintf(st.names[i], sizeof *st.names, "%slayers.%zu.weight", i % 3 == 0 ? "" : "optim.", i);
@@ -576,7 +583,7 @@ int main(int argc, char **argv)
     }
     unlink(file);
     remove_root(dir);
-    free(st.data - 1024);
+    free(st.data - behind);
     free(st.other - 1024);
     free(st.names);
     return 0;

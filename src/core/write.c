@@ -18,6 +18,7 @@
 typedef struct walk {
     lg__writer *writer;
     const lg__plan_box *box;
+    const lg__scratch *scratch;
 } walk;
 
 /* Names the element of a box at byte `at` of it, in the tensor. */
@@ -44,7 +45,10 @@ static lg_status add_bytes(const uint8_t *data, uint64_t bytes, uint64_t at, voi
 {
     const walk *w = arg;
     if (!w->box->finite_check) {
-        return lg__writer_append(w->writer, data, bytes, err);
+        /* The caller's memory, which is left alone until the save is done, or a
+         * tile in the scratch, which is not. */
+        bool tile = (uintptr_t)data - (uintptr_t)w->scratch->data < w->scratch->bytes;
+        return (tile ? lg__writer_append : lg__writer_append_kept)(w->writer, data, bytes, err);
     }
     for (uint64_t i = 0, n; i < bytes; i += n) {
         n = bytes - i < SCAN_BYTES ? bytes - i : SCAN_BYTES;
@@ -83,7 +87,7 @@ static lg_status write_file(const lg_save *save, const char *path, const lg__pla
     }
     LG__TRY(lg__writer_begin(j->writer, path, file->name, &file->header, save->block_bytes, table, err));
     for (size_t i = 0; i < file->n_boxes; i++) {
-        walk w = {.writer = j->writer, .box = &file->boxes[i]};
+        walk w = {.writer = j->writer, .box = &file->boxes[i], .scratch = &j->scratch};
         LG__TRY(lg__gather(&file->boxes[i], j->scratch, add_bytes, &w, err));
     }
     return lg__writer_end(j->writer, err);
