@@ -6,8 +6,6 @@
 
 #include <string.h>
 
-/* One read that takes its time: as large as devices like. */
-#define READ_BYTES (UINT64_C(1) << 20)
 /* Shorter runs are copied from the buffer: one read of their surroundings is
  * cheaper than several. */
 #define DIRECT_BYTES (UINT64_C(256) << 10)
@@ -277,7 +275,7 @@ static void read_blocks(lg__reader *r, lg__window *w, size_t first, size_t end, 
     /* What is copied on at once leaves its place to the next piece, which then
      * finds it in the processor's cache. */
     const bool bounced = at_once && w->state[first] == BLOCK_BOUNCED;
-    size_t step = (size_t)max_u64(1, (at_once ? LG__PIECE_BYTES : READ_BYTES) / w->block_bytes);
+    size_t step = (size_t)max_u64(1, (at_once ? LG__PIECE_BYTES : r->read_bytes) / w->block_bytes);
     for (size_t stop; first < end; first = stop) {
         stop = end - first > step ? first + step : end;
         char *place = bounced && w->block_bytes <= LG__PIECE_BYTES ? piece_for(r, w, first) : place_of(w, first);

@@ -52,7 +52,7 @@ typedef struct lg__window {
 #define LG__READER_WINDOWS 2
 typedef struct lg__reader {
     lg_checkpoint *c;
-    uint64_t window_bytes, expected;
+    uint64_t window_bytes, expected, read_bytes;
     uint32_t n_windows, depth;
     lg__queue *queue;   /* NULL until something is worth it */
     lg__buffers memory; /* of all windows; none until needed */

@@ -4,12 +4,13 @@
 #include "core/gather.h"
 #include "core/save.h"
 #include "core/writer.h"
+#include "io/choice.h"
 #include "store/store.h"
 
 #include <string.h>
 
 #define SCRATCH_BYTES ((uint64_t)4 << 20)
-#define STAGING_BYTES ((uint64_t)16 << 20) /* more does not make it faster */
+#define STAGING_BYTES ((uint64_t)LG__MAX_DEPTH << 20) /* the writer takes what it needs of it */
 #define PATH_BYTES (2 * LG__NAME_MAX + 8)
 #define SCAN_BYTES ((uint64_t)64 << 10) /* a multiple of every element's size */
 

@@ -3,12 +3,14 @@
 
 #include "base/mem.h"
 #include "io/buffers.h"
+#include "io/choice.h"
 #include "store/queue.h"
 
 #include <string.h>
 
-#define MAX_BUFFERS 16
-#define MAX_FILES 16 /* open at a time: being filled, written, synced */
+#define MAX_BUFFERS LG__MAX_DEPTH
+#define USUAL_BUFFERS 16 /* more does not make it faster */
+#define MAX_FILES 16     /* open at a time: being filled, written, synced */
 #define BUFFER_BYTES (UINT64_C(1) << 20)
 /* Copied and digested at a time: stays in the processor's cache. */
 #define STEP_BYTES (UINT64_C(64) << 10)
@@ -281,10 +283,13 @@ lg_status lg__writer_new(lg_store *store, uint64_t memory, uint64_t expected, lg
     if (w == NULL) {
         return lg__nomem(err);
     }
-    /* Rather four small ones than one large one: they overlap. */
-    uint64_t each = memory / 4 < BUFFER_BYTES ? memory / 4 / LG__IO_ALIGN * LG__IO_ALIGN : BUFFER_BYTES;
+    /* Rather four small ones than one large one: they overlap. As many as are
+     * asked for are had, small ones if must be. */
+    const uint32_t asked = lg__io_wanted_depth();
+    const uint64_t depth = asked == 0 || asked > MAX_BUFFERS ? USUAL_BUFFERS : asked, least = asked == 0 ? 4 : depth;
+    uint64_t each = memory / least < BUFFER_BYTES ? memory / least / LG__IO_ALIGN * LG__IO_ALIGN : BUFFER_BYTES;
     each = each < LG__IO_ALIGN ? LG__IO_ALIGN : each;
-    uint64_t n = memory / each < MAX_BUFFERS ? memory / each : MAX_BUFFERS;
+    uint64_t n = memory / each < depth ? memory / each : depth;
     uint64_t needed = expected / each + 1; /* small saves need not all of it */
     n = n < needed ? n : needed;
     w->n_buffers = n == 0 ? 1 : (uint32_t)n;
