@@ -217,7 +217,8 @@ static void resume(rank_env *env)
     goals x = {.env = env, .p = p};
     lg_comm *comm = p->wrap != NULL ? p->wrap(env->comm, p->wrap_arg) : env->comm;
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = comm, o.store = env->store, o.buffer_bytes = p->buffer_bytes, o.deadline_ms = p->deadline_ms;
+    o.comm = comm, o.store = env->store, o.buffer_bytes = env->rank % 2 == 1 ? 0 : p->buffer_bytes,
+    o.deadline_ms = p->deadline_ms;
     o.flags = LG_SESSION_READ_ONLY;
     lg_session *session = NULL;
     env->status = lg_session_open("", &o, &session, &env->err);

@@ -29,7 +29,8 @@ typedef struct head { /* before a rank's entries; on the wire */
 typedef struct extent { /* of this rank's exchange; on the wire */
     uint32_t failed;
     uint32_t peers;
-    uint64_t bytes; /* the most to or from one peer */
+    uint64_t bytes;  /* the most to or from one peer */
+    uint64_t budget; /* for all buffers */
 } extent;
 
 typedef struct claim { /* an entry and whose it is */
@@ -149,17 +150,18 @@ static lg_status list_mine(exchange *x, uint64_t at_least, lg_error *err)
 typedef struct first_box {
     bool found;
     uint32_t rank, number;
-    lg__region box;
 } first_box;
 
 static lg_status note_first(uint32_t rank, const lg__region *box, uint32_t number, void *arg, lg_error *err)
 {
+    (void)box;
     (void)err;
-    *(first_box *)arg = (first_box){true, rank, number, *box};
+    *(first_box *)arg = (first_box){true, rank, number};
     return LG_ERR_CANCELLED; /* no need to see the others */
 }
 
-/* Is the largest region in the page cache here? Reading it is then a copy. */
+/* Does the page cache here have the file in which the largest region begins? By
+ * its first bytes: nothing is read for this. Reading is then a copy. */
 static bool in_memory(const exchange *x)
 {
     if (x->n_mine == 0) {
@@ -169,28 +171,28 @@ static bool in_memory(const exchange *x)
     const lg__part *part = &x->load->parts[x->mine[0].part];
     const lg__manifest_tensor *t = x->load->wanted[part->wanted].stored;
     lg__region region = region_of(part, t->ndim);
-    const bool verify = (x->load->flags & LG_LOAD_UNVERIFIED) == 0;
     lg_error ignored = LG_ERROR_INIT;
     first_box b = {0};
-    lg__shard *shard;
-    const lg__st_tensor *at;
-    const lg__st_header *header;
+    lg__rank_files *files = NULL;
     lg_group group;
-    lg_file *file = NULL;
     char space[LG__KEY_MAX];
-    const char *key = lg__checkpoint_key(c, t, &group, space);
+    (void)lg__checkpoint_key(c, t, &group, space);
     (void)lg__checkpoint_touch(c, t, &region, UINT32_MAX, note_first, &b, &ignored);
-    if (!b.found ||
-        lg__checkpoint_locate(c, b.rank, group, key, &b.box, t->dtype, b.number, verify, &shard, &at, &ignored) !=
-            LG_OK ||
-        lg__checkpoint_header(c, shard, verify, &header, &ignored) != LG_OK ||
-        lg__checkpoint_open_file(c, shard->name, shard->bytes, &file, &ignored) != LG_OK) {
+    if (!b.found || lg__checkpoint_rank(c, b.rank, &files, &ignored) != LG_OK) {
         return false; /* whatever is wrong, loading will say */
     }
-    const uint64_t bytes = at->end - at->begin < SHARE_BYTES ? at->end - at->begin : SHARE_BYTES;
-    lg_read_way way = lg__store_read_way(c->store, file, header->data_start + at->begin, (size_t)bytes);
-    (void)lg__store_close(c->store, file, &ignored);
-    return way == LG_READ_AT_ONCE;
+    bool cached = false;
+    for (size_t i = 0; i < files->n_shards; i++) {
+        const lg__shard *s = &files->shards[i];
+        lg_file *file = NULL;
+        if (s->group == group && s->number == b.number &&
+            lg__checkpoint_open_file(c, s->name, s->bytes, &file, &ignored) == LG_OK) {
+            const uint64_t bytes = s->bytes < SHARE_BYTES ? s->bytes : SHARE_BYTES;
+            cached = lg__store_read_way(c->store, file, 0, (size_t)bytes) == LG_READ_AT_ONCE;
+            (void)lg__store_close(c->store, file, &ignored);
+        }
+    }
+    return cached;
 }
 
 /* ------------------------------------------------------------ who shares it */
@@ -299,8 +301,8 @@ static void cut(shared *s, const lg__region *region, const uint8_t *id)
     }
 }
 
-/* The regions that this rank shares, and with whom. *any: some rank shares some. */
-static lg_status find_shared(exchange *x, bool *any, lg_error *err)
+/* The regions that this rank shares, and with whom. */
+static lg_status find_shared(exchange *x, lg_error *err)
 {
     x->all = lg__calloc(x->n_mine, sizeof *x->all);
     x->members = lg__calloc(x->n_claims, sizeof *x->members);
@@ -309,11 +311,9 @@ static lg_status find_shared(exchange *x, bool *any, lg_error *err)
         return lg__nomem(err);
     }
     x->alike = true;
-    *any = false;
     for (size_t i = 0, end; i < x->n_claims; i = end) {
         end = run_end(x, i);
         const uint32_t n = (uint32_t)(end - i);
-        *any = *any || n > 1;
         const mine_t *m = n > 1 ? find_mine(x, x->claims[i].e) : NULL;
         if (m == NULL) {
             continue;
@@ -542,7 +542,11 @@ static uint64_t longest(exchange *x)
 /* All ranks learn how many rounds there will be, and whether one is in trouble. */
 static lg_status meet(exchange *x, lg_status status, uint64_t deadline_ms, bool *go, lg_error *err)
 {
-    extent e = {.failed = status != LG_OK, .peers = x->n_peers, .bytes = status == LG_OK ? longest(x) : 0};
+    extent e = {.failed = status != LG_OK, .peers = x->n_peers, .budget = DEFAULT_BUFFER_BYTES};
+    if (status == LG_OK) {
+        e.bytes = longest(x);
+        e.budget = x->load->buffer_bytes != 0 ? x->load->buffer_bytes : DEFAULT_BUFFER_BYTES;
+    }
     void *all = NULL;
     lg_error own = *err;
     lg_status told = lg__comm_all_gather(x->comm, &e, sizeof e, &all, x->comm->sizes, deadline_ms, err);
@@ -552,16 +556,16 @@ static lg_status meet(exchange *x, lg_status status, uint64_t deadline_ms, bool 
         status = told;
     }
     bool failed = false;
-    uint64_t peers = 1, bytes = 0;
+    uint64_t peers = 1, bytes = 0, budget = UINT64_MAX;
     for (uint32_t r = 0; told == LG_OK && r < x->comm->size; r++) {
         memcpy(&e, (const char *)all + r * sizeof e, sizeof e);
         failed = failed || e.failed != 0;
         peers = e.peers > peers ? e.peers : peers;
         bytes = e.bytes > bytes ? e.bytes : bytes;
+        budget = e.budget < budget ? e.budget : budget;
     }
     lg_free(all);
     /* Sent and received bytes lie in memory at the same time. */
-    const uint64_t budget = x->load->buffer_bytes == 0 ? DEFAULT_BUFFER_BYTES : x->load->buffer_bytes;
     x->round_bytes = budget / (2 * peers);
     x->round_bytes = (x->round_bytes < ROUND_BYTES ? x->round_bytes : ROUND_BYTES) / 64 * 64;
     if (failed && status == LG_OK) {
@@ -690,11 +694,11 @@ static lg_status run(exchange *x, lg__share share, lg_status status, uint64_t de
     if (status == LG_OK) {
         status = list_mine(x, share == LG__SHARE_ON ? 1 : SHARE_BYTES, err);
     }
-    bool go = false, any = false;
+    bool go = false;
     status = tell(x, share, status, deadline_ms, &go, err);
     if (go) {
         if (status == LG_OK) {
-            status = find_shared(x, &any, err);
+            status = find_shared(x, err);
         }
         /* The same on all ranks but for one that ran out of memory, which must
          * say so; so all meet. */
