@@ -3,7 +3,7 @@
 /* Saving and loading against what the disk and the memory can do.
  *
  *   io [--mib N] [--tensors N] [--small] [--pairs N] [--dir DIR] [--json] [--partial]
- *      [--offset N]
+ *      [--offset N] [--ranks N]
  *
  * One process, one state (N MiB in equal F32 tensors, default 512 in 64; with
  * --small 20,000 tensors of 4 KiB). In each round, one after the other:
@@ -23,7 +23,8 @@
  * than a fifth of the median the table says so.
  *
  * With --partial instead: one tensor, and 16 rows of one, out of the state, and
- * how many bytes came from the disk for it. */
+ * how many bytes came from the disk for it. With --ranks N: N ranks resume into
+ * the whole state, each reading all of it or all sharing. */
 
 #include "base/json.h"
 #include "base/thread.h"
@@ -486,15 +487,114 @@ static void partial(const state *st, const char *root, const char *dir, size_t r
     }
 }
 
+/* ------------------------------------------------------------- several ranks */
+
+typedef struct loader { /* one rank, a thread */
+    const state *st;
+    const char *root;
+    lg_comm *comm;
+    uint32_t flags;
+    char *to;
+} loader;
+
+static lg_status want_all(lg_load *l, void *arg, lg_error *err)
+{
+    const loader *x = arg;
+    const uint64_t shape[] = {x->st->each / 4096, 1024};
+    for (size_t i = 0; i < x->st->n; i++) {
+        lg_target t = LG_TARGET_INIT;
+        t.name = x->st->names[i], t.dtype = LG_F32, t.ndim = 2, t.shape = shape, t.data = x->to + i * x->st->each;
+        lg_status s = lg_load_tensor(l, &t, err);
+        if (s != LG_OK) {
+            return s;
+        }
+    }
+    return LG_OK;
+}
+
+static void *load_all(void *arg)
+{
+    loader *x = arg;
+    lg_error error = LG_ERROR_INIT, *err = &error;
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.comm = x->comm, o.flags = LG_SESSION_READ_ONLY;
+    lg_session *s = NULL;
+    lg_resume_options ro = LG_RESUME_OPTIONS_INIT;
+    ro.flags = x->flags;
+    lg_resume_result *r = NULL;
+    MUST(lg_session_open(x->root, &o, &s, err));
+    MUST(lg_resume(s, &ro, want_all, x, &r, err));
+    lg_resume_result_free(r);
+    MUST(lg_session_close(s, err));
+    return NULL;
+}
+
+/* All ranks resume into all of the state: each reads all of it, or a part. */
+static void several(const state *st, const char *root, const char *dir, uint32_t ranks, size_t rounds)
+{
+    static const char *const names[] = {"each reads all, cold", "shared, cold", "each reads all, warm", "shared, warm"};
+    static double seconds[4][MAX_ROUNDS], cpu[4][MAX_ROUNDS], mb[4][MAX_ROUNDS];
+    loader *x = calloc(ranks, sizeof *x);
+    pthread_t *threads = calloc(ranks, sizeof *threads);
+    lg_comm **comms = calloc(ranks, sizeof(lg_comm *));
+    lg_error error = LG_ERROR_INIT, *err = &error;
+    for (uint32_t r = 0; r < ranks; r++) {
+        x[r] = (loader){.st = st, .root = root, .to = touched(st->bytes, 1024)};
+    }
+    for (size_t i = 0; i < rounds * 4; i++) {
+        const size_t k = i % 4;
+        MUST(lg_comm_threads_create(ranks, comms, err));
+        if (k < 2) {
+            drop_all(dir);
+        } else {
+            in_folders(root, warm, 2);
+        }
+        uint64_t before = fetched();
+        took start = now();
+        for (uint32_t r = 0; r < ranks; r++) {
+            x[r].comm = comms[r];
+            x[r].flags = k % 2 == 1 ? LG_RESUME_SHARE : LG_RESUME_NO_SHARE;
+            if (!lg__thread_start(&threads[r], load_all, &x[r])) {
+                die("thread", NULL);
+            }
+        }
+        for (uint32_t r = 0; r < ranks; r++) {
+            pthread_join(threads[r], NULL);
+        }
+        took t = since(start);
+        seconds[k][i / 4] = t.seconds, cpu[k][i / 4] = t.cpu, mb[k][i / 4] = (double)(fetched() - before) / 1e6;
+        for (uint32_t r = 0; r < ranks; r++) {
+            lg_comm_free(comms[r]);
+            if (memcmp(x[r].to, st->data, st->bytes) != 0) {
+                die("what was loaded is not what was saved", &(lg_error){.message = "wrong"});
+            }
+            memset(x[r].to, 0, st->bytes);
+        }
+    }
+    printf("%u ranks (threads), each loads %.1f MB; median of %zu\n\n", ranks, (double)st->bytes / 1e6, rounds);
+    printf("%-22s %10s %10s %14s\n", "", "s", "cpu s", "MB from disk");
+    for (int k = 0; k < 4; k++) {
+        printf("%-22s %10.3f %10.3f %14.0f\n", names[k], median(seconds[k], rounds), median(cpu[k], rounds),
+               median(mb[k], rounds));
+    }
+    for (uint32_t r = 0; r < ranks; r++) {
+        free(x[r].to - 1024);
+    }
+    free(x);
+    free(threads);
+    free(comms);
+}
+
 int main(int argc, char **argv)
 {
     size_t mib = 512, n_tensors = 64, rounds = 10;
+    uint32_t ranks = 0;
     bool small = false, as_json = false, only_partial = false;
     const char *base = getenv("TMPDIR") != NULL ? getenv("TMPDIR") : "/tmp";
     static const struct option options[] = {
-        {"mib", 1, NULL, 'm'},    {"tensors", 1, NULL, 't'}, {"small", 0, NULL, 's'},
-        {"pairs", 1, NULL, 'p'},  {"dir", 1, NULL, 'd'},     {"json", 0, NULL, 'j'},
-        {"offset", 1, NULL, 'o'}, {"partial", 0, NULL, 'P'}, {NULL, 0, NULL, 0}};
+        {"mib", 1, NULL, 'm'},     {"tensors", 1, NULL, 't'}, {"small", 0, NULL, 's'},  {"pairs", 1, NULL, 'p'},
+        {"dir", 1, NULL, 'd'},     {"json", 0, NULL, 'j'},    {"offset", 1, NULL, 'o'}, {"ranks", 1, NULL, 'r'},
+        {"partial", 0, NULL, 'P'}, {NULL, 0, NULL, 0}};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (c) {
         case 'm':
@@ -514,6 +614,9 @@ int main(int argc, char **argv)
             break;
         case 'o':
             behind = strtoul(optarg, NULL, 10) % 4096;
+            break;
+        case 'r':
+            ranks = (uint32_t)strtoul(optarg, NULL, 10);
             break;
         case 'P':
             only_partial = true;
@@ -555,6 +658,10 @@ int main(int argc, char **argv)
     if (only_partial) {
         save(&st, session, 1);
         partial(&st, root, dir, rounds);
+    } else if (ranks > 0) {
+        save(&st, session, 1);
+        several(&st, root, dir, ranks, rounds);
+        only_partial = true;
     }
     for (size_t i = 0; i <= rounds && !only_partial; i++) { /* the first one only warms up */
         took s[N_KINDS];
