@@ -13,6 +13,7 @@
 #include "store/posix.h"
 #include "support/build.h"
 #include "support/check.h"
+#include "support/fault_store.h"
 #include "support/temp_dir.h"
 
 #include <errno.h>
@@ -71,6 +72,14 @@ static int teardown(void **state)
     return 0;
 }
 
+/* Memory that begins at a page. */
+static uint8_t *pages(size_t bytes)
+{
+    uint8_t *p = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    assert_non_null(p);
+    return p;
+}
+
 static void fill(uint8_t *p, size_t bytes, uint64_t seed)
 {
     for (size_t i = 0; i < bytes; i++) {
@@ -99,7 +108,7 @@ static void copy_and_digest(void **state)
 {
     (void)state;
     enum { N = 70000 };
-    uint8_t *from = aligned_alloc(4096, N + 8192), *to = aligned_alloc(4096, N + 3 * 4096);
+    uint8_t *from = pages(N + 8192), *to = pages(N + 3 * 4096);
     fill(from, N + 8192, 1);
     static const size_t sizes[] = {0,    1,    63,   64,    1408,  4223,  4224,   4287,
                                    4288, 4289, 8448, 16384, 65536, 65537, N - 100};
@@ -228,7 +237,7 @@ static void straight_from_memory(void **state)
     fixture *x = *state;
     lg_error err = LG_ERROR_INIT;
     const size_t bytes = 5 * MIB + 12345;
-    uint8_t *space = aligned_alloc(4096, bytes + 3 * 4096), *got = malloc(bytes);
+    uint8_t *space = pages(bytes + 3 * 4096), *got = malloc(bytes);
     uint64_t step = 0;
     for (size_t w = 0; w < N_WAYS; w++) {
         if (ways[w].engine == LG__IO_URING || ways[w].engine == LG__IO_AUTO || !use(w)) {
@@ -275,7 +284,7 @@ static void straight_and_copied(void **state)
         for (size_t i = 0; i < N; i++) {
             shape[i] = i % 3 == 2 ? 1 + build_random(&seed) % 9000 : 4096 * (1 + build_random(&seed) % 700);
             size_t at = i % 4 == 3 ? 64 : build_random(&seed) % 2 * 1808;
-            space[i] = aligned_alloc(4096, (size_t)shape[i] + 3 * 4096 - (size_t)shape[i] % 4096);
+            space[i] = pages((size_t)shape[i] + 3 * 4096);
             fill(space[i] + at, shape[i], i);
             t[i] = (lg_tensor)LG_TENSOR_INIT;
             static const char *const names[N] = {"a", "b", "c", "d", "e", "f", "g", "h", "i"};
@@ -476,6 +485,49 @@ static void maps_stay(void **state)
     free(two);
 }
 
+static int first_step(const lg_node *node, void *arg)
+{
+    if (strncmp(node->name, "step-", 5) != 0) {
+        return 0;
+    }
+    snprintf(arg, LG__NAME_MAX, "%s", node->name);
+    return 1;
+}
+
+static void cannot_map(void **state)
+{
+    fixture *x = *state;
+    lg_error err = LG_ERROR_INIT;
+    const uint64_t bytes = MIB;
+    uint8_t *data = malloc(bytes), *got = calloc(1, bytes);
+    fill(data, bytes, 1);
+    OK(save_bytes(x->dir, 1, data, bytes, &err));
+    lg_store *inner = NULL;
+    OK(lg_store_open(x->dir, &inner, &err));
+    fault_store *f = fault_store_new(inner);
+    fault_store_arm(f, (fault_plan){.kinds = FAULT_BIT(FAULT_MAP), .times = UINT64_MAX, .os_errno = ENODEV});
+    char folder[LG__NAME_MAX] = "";
+    OK(lg__store_list(inner, "", first_step, folder, &err));
+    lg_checkpoint *c = NULL;
+    OK(lg__checkpoint_open_in(fault_store_handle(f), false, folder, NULL, 0, &c, &err));
+    lg_view v;
+    FAILS(LG_ERR_UNSUPPORTED, lg_checkpoint_map(c, "w", NULL, NULL, 0, &v, &err));
+    assert_int_equal(fault_store_fired(f), 1);
+    lg_load *l = NULL;
+    lg_target t = LG_TARGET_INIT;
+    t.name = "w", t.dtype = LG_U8, t.ndim = 1, t.shape = &bytes, t.data = got;
+    OK(lg_load_begin(c, 0, &l, &err));
+    OK(lg_load_tensor(l, &t, &err));
+    OK(lg_load_run(l, &err));
+    assert_memory_equal(got, data, bytes);
+    lg_load_free(l);
+    lg_checkpoint_close(c);
+    fault_store_free(f);
+    lg_store_free(inner);
+    free(data);
+    free(got);
+}
+
 #define TEST(name, test)                  \
     {                                     \
         name, test, setup, teardown, NULL \
@@ -496,6 +548,7 @@ int main(int argc, char **argv)
         TEST("tensors that are copied and that are not make one file", straight_and_copied),
         TEST("LASTGOOD_DEPTH from 1 to 64 works, anything else is an error that names it", depth),
         TEST("K07 F109 F110 F112 F113: saving, loading and mapping stay within 64 MiB", memory),
+        TEST("K17 F275: where files cannot be mapped a view says so, and loading works", cannot_map),
         TEST("K17 F283 F284 F287: what is mapped stays as it is when the step is saved again or removed", maps_stay),
     };
     return cmocka_run_group_tests_name("whole saves and loads", tests, NULL, NULL);
