@@ -8,7 +8,8 @@ JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build demo test test-fast sanitize tsan valgrind python package wheel soak bench install lint format \
+.PHONY: help setup setup-test build demo test test-fast sanitize tsan valgrind python package wheel soak bench \
+        filesystems install lint format \
         clean
 
 help:
@@ -24,6 +25,7 @@ help:
 	@echo 'make test-fast only the C tests;  make python: what PyTorch and safetensors read'
 	@echo 'make package   the tests of the Python package'
 	@echo 'make sanitize  the C tests under ASan and UBSan;  make tsan, make valgrind: under those'
+	@echo 'make filesystems  what moves data, with every engine, on ext4, xfs, btrfs and tmpfs (as root)'
 	@echo 'make lint      formatting, shell scripts, documentation, symbols;  make format: reformat'
 
 setup:
@@ -52,6 +54,9 @@ sanitize tsan valgrind python package lint: setup-test build
 
 wheel: setup-test
 	@BUILD=$(BUILD) tools/wheel
+
+filesystems: setup-test build
+	@BUILD=$(BUILD) tools/filesystems
 
 soak: build
 	@BUILD=$(BUILD) tools/soak --kills $(KILLS)

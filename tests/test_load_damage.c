@@ -356,7 +356,7 @@ int main(void)
         {"K01 K14: cut, zeroed, grown and removed files are refused", test_damaged_files, NULL, NULL, NULL},
         {"K01 K14: files that changed places are refused", test_swapped_files, NULL, NULL, NULL},
         {"every failing read arrives as its own error", test_read_errors, NULL, NULL, NULL},
-        {"K17: a file that shrinks while open is an ordinary error", test_shrinks_while_open, NULL, NULL, NULL},
+        {"K17 F274: a file that shrinks while open is an ordinary error", test_shrinks_while_open, NULL, NULL, NULL},
         {"K08: a failed load changes nothing", test_failed_load_changes_nothing, NULL, NULL, NULL},
         {"K14: a header at odds with the layouts is refused", test_headers, NULL, NULL, NULL},
         {"boxes are found in further files of their group", test_further_files, NULL, NULL, NULL},

@@ -614,8 +614,14 @@ LG_API lg_status lg_session_wait(lg_session *session, uint64_t deadline_ms, lg_s
 typedef lg_status (*lg_targets_fn)(lg_load *load, void *arg, lg_error *err);
 
 enum {
-    LG_RESUME_STRICT = 1u << 0,    /* only the newest; damaged is an error */
-    LG_RESUME_UNVERIFIED = 1u << 1 /* do not check digests; recorded in the next save */
+    LG_RESUME_STRICT = 1u << 0,     /* only the newest; damaged is an error */
+    LG_RESUME_UNVERIFIED = 1u << 1, /* do not check digests; recorded in the next save */
+    /* What several ranks load alike (a region of one tensor) is read once: each
+     * reads a piece, and they exchange the pieces over the communicator, within
+     * buffer_bytes. Without these flags that is done for regions of 1 MiB or
+     * more, unless every rank finds them in its page cache. */
+    LG_RESUME_SHARE = 1u << 2,   /* for regions of any size, cached or not */
+    LG_RESUME_NO_SHARE = 1u << 3 /* never: each rank reads all it wants */
 };
 
 typedef struct lg_resume_options {

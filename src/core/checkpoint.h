@@ -186,6 +186,11 @@ struct lg_load {
     uint64_t buffer_bytes;                 /* cap of read buffers; 0 = 64 MiB */
 };
 
+/* Nothing is planned or delivered yet; everything wanted was, which makes the
+ * numbers of what was loaded. Between them come the bytes. */
+void lg__load_reset(lg_load *load);
+lg_status lg__load_check(lg_load *load, lg_error *err);
+
 /* load_plan.c: finds the stored boxes of all parts and reads them, file by
  * file. */
 lg_status lg__load_parts(lg_load *load, lg_error *err);

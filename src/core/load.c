@@ -248,15 +248,16 @@ lg_status lg_load_tensor(lg_load *load, const lg_target *target, lg_error *err)
 
 /* --------------------------------------------------------------------- run */
 
-lg_status lg_load_run(lg_load *load, lg_error *err)
+void lg__load_reset(lg_load *load)
 {
-    LG__ERR(err);
-    LG__RETURN_IF(load == NULL, err, LG_ERR_INVALID, "lg_load_run needs a load");
     for (size_t i = 0; i < load->n_wanted; i++) {
         load->wanted[i].planned = 0;
         load->wanted[i].done = 0;
     }
-    LG__TRY(lg__load_parts(load, err));
+}
+
+lg_status lg__load_check(lg_load *load, lg_error *err)
+{
     uint64_t bytes = 0;
     for (size_t i = 0; i < load->n_wanted; i++) {
         const lg__wanted *w = &load->wanted[i];
@@ -270,4 +271,13 @@ lg_status lg_load_run(lg_load *load, lg_error *err)
     load->bytes_loaded = bytes;
     load->tensors_loaded = load->n_wanted;
     return LG_OK;
+}
+
+lg_status lg_load_run(lg_load *load, lg_error *err)
+{
+    LG__ERR(err);
+    LG__RETURN_IF(load == NULL, err, LG_ERR_INVALID, "lg_load_run needs a load");
+    lg__load_reset(load);
+    LG__TRY(lg__load_parts(load, err));
+    return lg__load_check(load, err);
 }

@@ -16,11 +16,14 @@
 #define WINDOW_BYTES (UINT64_C(4) << 20)
 #define MIN_WINDOW_BYTES (UINT64_C(1) << 20) /* with less memory rather fewer threads */
 #define MAX_THREADS 8
+/* One read that takes its time: as large as devices like. */
+#define READ_BYTES (UINT64_C(1) << 20)
 
 typedef struct job {
     lg_checkpoint *c;
     bool verify;
     uint64_t window_bytes, expected; /* by one thread */
+    uint64_t read_bytes;
     uint32_t n_windows, depth;
     pthread_mutex_t lock; /* for all below */
     lg__fetch *fetches;
@@ -207,6 +210,7 @@ static lg_status work(job *j, lg_error *err)
     lg__reader r = {.c = j->c,
                     .window_bytes = j->window_bytes,
                     .expected = j->expected,
+                    .read_bytes = j->read_bytes,
                     .n_windows = j->n_windows,
                     .depth = j->depth};
     lg_status status = lg__reader_init(&r, err);
@@ -248,12 +252,20 @@ static uint32_t share_out(job *j, uint64_t bytes, uint64_t buffer_bytes)
     if (threads == 0 || lg__io_wanted_engine() == LG__IO_BLOCKING) {
         threads = 1;
     }
-    uint64_t each = buffer_bytes / threads / LG__READER_WINDOWS;
+    uint64_t each = buffer_bytes / threads;
+    each = (each > 2 * LG__PIECE_BYTES ? each - LG__PIECE_BYTES : each) / LG__READER_WINDOWS;
     j->n_windows = each >= block ? LG__READER_WINDOWS : 1;
-    each = (each < WINDOW_BYTES ? each : WINDOW_BYTES) / block * block;
+    /* Of a small load a window holds all, with its first and last block whole. */
+    const uint64_t all = bytes < WINDOW_BYTES ? lg__block_count(bytes, block) * block + block : WINDOW_BYTES;
+    each = each < WINDOW_BYTES ? each : WINDOW_BYTES;
+    each = (each < all ? each : all) / block * block;
     j->window_bytes = each > 0 ? each : block;
     j->expected = bytes / threads;
-    j->depth = threads == 1 ? 8 : 4;
+    const uint32_t asked = lg__io_wanted_depth();
+    j->depth = asked != 0 ? asked : threads == 1 ? 8 : 4;
+    /* As many reads as may be under way fit into the windows. */
+    const uint64_t piece = j->n_windows * j->window_bytes / j->depth / block * block;
+    j->read_bytes = asked == 0 || piece > READ_BYTES ? READ_BYTES : piece > 0 ? piece : block;
     return (uint32_t)threads;
 }
 

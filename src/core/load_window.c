@@ -2,13 +2,10 @@
 #include "core/load_window.h"
 
 #include "base/mem.h"
+#include "io/crc_copy.h"
 
 #include <string.h>
 
-/* One read that takes its time: as large as devices like. */
-#define READ_BYTES (UINT64_C(1) << 20)
-/* One read out of the page cache: the checksum finds it in the processor's. */
-#define CACHED_BYTES (UINT64_C(256) << 10)
 /* Shorter runs are copied from the buffer: one read of their surroundings is
  * cheaper than several. */
 #define DIRECT_BYTES (UINT64_C(256) << 10)
@@ -209,16 +206,20 @@ static void check_blocks(lg_checkpoint *c, lg__window *w, size_t first, size_t e
     for (size_t b = first; b < end; b++) {
         uint64_t number = block_begin(w, b) / w->block_bytes;
         size_t bytes = (size_t)(block_end(w, b) - block_begin(w, b));
-        uint32_t crc = table != NULL ? lg__crc32c(0, data, bytes) : 0;
+        uint32_t crc = 0;
+        if (w->state[b] == BLOCK_BOUNCED && table != NULL) {
+            crc = lg__crc32c_copy_away(w->to[b], data, bytes);
+        } else if (w->state[b] == BLOCK_BOUNCED) {
+            lg__copy_away(w->to[b], data, bytes);
+        } else if (table != NULL) {
+            crc = lg__crc32c(0, data, bytes);
+        }
         if (table != NULL && crc != table->block_crc[number]) {
             lg_error why = LG_ERROR_INIT;
             lg__block_error(c, w->file->shard, w->file->data_start, number, crc, table->block_crc[number],
                             tensor_in(w, b), &why);
             failed(w, b, &why);
             return;
-        }
-        if (w->state[b] == BLOCK_BOUNCED) {
-            lg__copy_away(w->to[b], data, bytes);
         }
         data += bytes;
     }
@@ -259,18 +260,28 @@ static void reap(lg__reader *r)
     blocks_read(r->c, w, first, end, place_of(w, first), status, &why);
 }
 
+/* Where in the piece to read a block, so that neither the kernel's copy to there
+ * nor ours from there is slow (lg__copy_is_slow, crc_copy.c). */
+static char *piece_for(const lg__reader *r, const lg__window *w, size_t block)
+{
+    uint64_t at = (uint64_t)((uintptr_t)w->to[block] - 1024) % LG__IO_ALIGN / 64 * 64;
+    uint64_t from = w->file->data_start + block_begin(w, block);
+    return r->piece.data + (lg__copy_is_slow((uintptr_t)at, (uintptr_t)from) ? (at + 64) % LG__IO_ALIGN : at);
+}
+
 /* Reads blocks [first, end), which are of a kind and adjoin in memory. */
 static void read_blocks(lg__reader *r, lg__window *w, size_t first, size_t end, bool at_once)
 {
     /* What is copied on at once leaves its place to the next piece, which then
      * finds it in the processor's cache. */
-    char *const place = at_once && w->state[first] == BLOCK_BOUNCED ? place_of(w, first) : NULL;
-    size_t step = (size_t)max_u64(1, (at_once ? CACHED_BYTES : READ_BYTES) / w->block_bytes);
+    const bool bounced = at_once && w->state[first] == BLOCK_BOUNCED;
+    size_t step = (size_t)max_u64(1, (at_once ? LG__PIECE_BYTES : r->read_bytes) / w->block_bytes);
     for (size_t stop; first < end; first = stop) {
         stop = end - first > step ? first + step : end;
+        char *place = bounced && w->block_bytes <= LG__PIECE_BYTES ? piece_for(r, w, first) : place_of(w, first);
         const lg_queue_op op = {.kind = LG_QUEUE_READ,
                                 .file = w->file->file,
-                                .data = place != NULL ? place : place_of(w, first),
+                                .data = place,
                                 .bytes = (size_t)(block_end(w, stop - 1) - block_begin(w, first)),
                                 .offset = w->file->data_start + block_begin(w, first),
                                 .token = token_of(r, w, first, stop)};
@@ -307,13 +318,14 @@ static size_t same_kind(const lg__window *w, size_t first, size_t n)
     return end;
 }
 
-/* Does the place where a block belongs not suit the way it is read? Then it
- * takes the way through the buffer. */
+/* Does the way through a small buffer suit a block better than the straight one
+ * to its place? What is in memory always goes through it: the kernel's copy
+ * would fetch the destination into the processor's cache and the checksum would
+ * be a second pass over it; from the buffer both are one pass (crc_copy.h). */
 static bool unsuitable(const lg__window *w, size_t block, lg_read_way way)
 {
     const uintptr_t to = (uintptr_t)w->to[block], from = (uintptr_t)(w->file->data_start + block_begin(w, block));
-    return way == LG_READ_ALIGNED ? (to | from) % LG__IO_ALIGN != 0
-                                  : way == LG_READ_AT_ONCE && lg__copy_is_slow(to, from);
+    return way == LG_READ_AT_ONCE || (way == LG_READ_ALIGNED && (to | from) % LG__IO_ALIGN != 0);
 }
 
 /* The best way to read what the window needs. */
@@ -331,6 +343,14 @@ static lg_read_way way_of(lg__reader *r, const lg__window *w, size_t n)
     }
     return lg__store_read_way(r->c->store, w->file->file, w->file->data_start + block_begin(w, first),
                               (size_t)(block_end(w, last - 1) - block_begin(w, first)));
+}
+
+static lg_status need_piece(lg__reader *r, lg_error *err)
+{
+    if (r->piece.data == NULL) {
+        r->piece = lg__buffers_new(LG__PIECE_BYTES + LG__IO_ALIGN);
+    }
+    return r->piece.data != NULL ? LG_OK : lg__nomem(err);
 }
 
 static lg_status need_memory(lg__reader *r, bool queue, lg_error *err)
@@ -357,7 +377,9 @@ static lg_status begin(lg__reader *r, lg__window *w, lg_error *err)
     memset(w->state, BLOCK_UNUSED, n);
     LG__TRY(walk_all(w, mark_run, err));
     lg_read_way way = way_of(r, w, n);
-    bool copies = false;
+    /* Larger blocks take the window's own buffer. */
+    const bool in_pieces = way == LG_READ_AT_ONCE && w->block_bytes <= LG__PIECE_BYTES;
+    bool windows = way != LG_READ_AT_ONCE, piece = false;
     for (size_t b = 0; b < n;) {
         size_t end = same_kind(w, b, n);
         if (w->state[b] == BLOCK_DIRECT) {
@@ -365,11 +387,15 @@ static lg_status begin(lg__reader *r, lg__window *w, lg_error *err)
             int state = few ? BLOCK_BUFFERED : unsuitable(w, b, way) ? BLOCK_BOUNCED : BLOCK_DIRECT;
             memset(w->state + b, state, end - b);
         }
-        copies = copies || w->state[b] == BLOCK_BUFFERED || w->state[b] == BLOCK_BOUNCED;
+        windows = windows || w->state[b] == BLOCK_BUFFERED || (w->state[b] == BLOCK_BOUNCED && !in_pieces);
+        piece = piece || (w->state[b] == BLOCK_BOUNCED && in_pieces);
         b = end;
     }
-    if (copies || way != LG_READ_AT_ONCE) {
+    if (windows) {
         LG__TRY(need_memory(r, way != LG_READ_AT_ONCE, err));
+    }
+    if (piece) {
+        LG__TRY(need_piece(r, err));
     }
     for (size_t b = 0; b < n && w->status == LG_OK;) {
         size_t end = same_kind(w, b, n);
@@ -426,6 +452,7 @@ void lg__reader_free(lg__reader *r)
 {
     lg__queue_close(r->queue);
     lg__buffers_free(&r->memory);
+    lg__buffers_free(&r->piece);
     lg__free(r->state);
     lg__free(r->to);
 }

@@ -10,8 +10,8 @@
  * parts that touch it are walked twice: first to mark the blocks they need,
  * then, when these are read and checked, to copy the bytes. A block that one
  * run covers whole, and that nothing else needs, is read straight into its
- * destination and checked there, unless the destination is not aligned as this
- * way of reading wants it: then it is copied there when it is checked. So every block is read once, no block
+ * destination and checked there, unless another way is faster or the only one
+ * (page cache, alignment): then it is copied there while it is checked. So every block is read once, no block
  * is read that nothing needs, and memory is bounded, whatever the shape of the
  * parts. Windows do not depend on each other. */
 
@@ -45,14 +45,18 @@ typedef struct lg__window {
     lg_error err;
 } lg__window;
 
+/* One read out of the page cache: the checksum finds it in the processor's. */
+#define LG__PIECE_BYTES (UINT64_C(256) << 10)
+
 /* One thread's reading: its queue and the windows it has under way. */
 #define LG__READER_WINDOWS 2
 typedef struct lg__reader {
     lg_checkpoint *c;
-    uint64_t window_bytes, expected;
+    uint64_t window_bytes, expected, read_bytes;
     uint32_t n_windows, depth;
     lg__queue *queue;   /* NULL until something is worth it */
     lg__buffers memory; /* of all windows; none until needed */
+    lg__buffers piece;  /* LG__PIECE_BYTES and a page; none until needed */
     lg__window windows[LG__READER_WINDOWS];
     uint8_t *state;
     char **to;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/mem.h"
 #include "core/checkpoint.h"
+#include "core/load_shared.h"
 #include "core/session.h"
 
 #include <inttypes.h>
@@ -241,10 +242,15 @@ static void loaded_free(loaded *l)
     *l = (loaded){0};
 }
 
-static lg_status load_here(lg_session *s, const char *folder, const char *manifest, size_t bytes, uint32_t flags,
-                           lg_targets_fn targets, void *arg, loaded *out, lg_error *err)
+/* Collective; `st` is LG_OK or what this rank has against loading, with `err`.
+ * `flags` are rank 0's. */
+static lg_status load_here(lg_session *s, lg_status st, const char *folder, const char *manifest, size_t bytes,
+                           uint32_t flags, lg_targets_fn targets, void *arg, loaded *out, lg_error *err)
 {
-    lg_status st = lg__checkpoint_open_in(s->store, false, folder, manifest, bytes, &out->c, err);
+    const lg_status before = st;
+    if (st == LG_OK) {
+        st = lg__checkpoint_open_in(s->store, false, folder, manifest, bytes, &out->c, err);
+    }
     if (st == LG_OK) {
         st = lg_load_begin(out->c, (flags & LG_RESUME_UNVERIFIED) != 0 ? LG_LOAD_UNVERIFIED : 0, &out->load, err);
     }
@@ -260,10 +266,11 @@ static lg_status load_here(lg_session *s, const char *folder, const char *manife
             }
         }
     }
-    if (st == LG_OK) {
-        st = lg_load_run(out->load, err);
-    }
-    if (st != LG_OK && strstr(err->message, folder) == NULL) {
+    lg__share share = (flags & LG_RESUME_SHARE) != 0      ? LG__SHARE_ON
+                      : (flags & LG_RESUME_NO_SHARE) != 0 ? LG__SHARE_OFF
+                                                          : LG__SHARE_AUTO;
+    st = lg__load_shared(out->load, s->comm, share, st, s->deadline_ms, err);
+    if (st != LG_OK && before == LG_OK && strstr(err->message, folder) == NULL) {
         lg_error_wrap(err, "%s", folder);
     }
     return st;
@@ -369,9 +376,9 @@ static lg_status one_round(lg_session *s, search *q, const lg_resume_options *o,
         lg_status here = LG_OK;
         if (memcmp(&own_asked, &p.asked, sizeof own_asked) != 0) {
             here = lg_error_set(&own, LG_ERR_CONFLICT, "it resumes with other options than rank 0");
-        } else {
-            here = load_here(s, p.folder, message.data + head, message.len - head, o->flags, targets, arg, &l, &own);
         }
+        here = load_here(s, here, p.folder, message.data + head, message.len - head, p.asked.flags, targets, arg, &l,
+                         &own);
         bool verified = (o->flags & LG_RESUME_UNVERIFIED) == 0;
         if (here == LG_OK) {
             here = take_result(&l, verified, r, &own);
@@ -422,7 +429,7 @@ lg_status lg_resume(lg_session *session, const lg_resume_options *options, lg_ta
     LG__ERR(err);
     static const lg_resume_options defaults = LG_RESUME_OPTIONS_INIT;
     const lg_resume_options *o = options != NULL ? options : &defaults;
-    const uint32_t known = LG_RESUME_STRICT | LG_RESUME_UNVERIFIED;
+    const uint32_t known = LG_RESUME_STRICT | LG_RESUME_UNVERIFIED | LG_RESUME_SHARE | LG_RESUME_NO_SHARE;
     LG__RETURN_IF(session == NULL, err, LG_ERR_INVALID, "lg_resume: no session");
     lg_session *s = session;
     LG__TRY(lg__session_usable(s, "lg_resume", err));
@@ -437,6 +444,8 @@ lg_status lg_resume(lg_session *session, const lg_resume_options *options, lg_ta
     } else if (o->size != sizeof *o || (o->flags & ~known) != 0) {
         mine = lg_error_set(err, LG_ERR_INVALID,
                             "lg_resume_options is not set up with LG_RESUME_OPTIONS_INIT or has unknown flags");
+    } else if ((o->flags & LG_RESUME_SHARE) != 0 && (o->flags & LG_RESUME_NO_SHARE) != 0) {
+        mine = lg_error_set(err, LG_ERR_INVALID, "LG_RESUME_SHARE and LG_RESUME_NO_SHARE exclude each other");
     }
     if (mine == LG_OK && lg__is_coordinator(s)) {
         mine = lg__walk_read(s->store, &q.walk, err);

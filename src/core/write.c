@@ -5,12 +5,13 @@
 #include "core/save.h"
 #include "core/stage.h"
 #include "core/writer.h"
+#include "io/choice.h"
 #include "store/store.h"
 
 #include <string.h>
 
 #define SCRATCH_BYTES ((uint64_t)4 << 20)
-#define STAGING_BYTES ((uint64_t)16 << 20) /* more does not make it faster */
+#define STAGING_BYTES ((uint64_t)LG__MAX_DEPTH << 20) /* the writer takes what it needs of it */
 #define PATH_BYTES (2 * LG__NAME_MAX + 8)
 #define SCAN_BYTES ((uint64_t)64 << 10) /* a multiple of every element's size */
 
@@ -19,13 +20,17 @@
 typedef struct walk {
     lg__writer *writer;
     const lg__plan_box *box;
+    const lg__scratch *scratch;
+    bool kept; /* the memory is left alone until the save is done */
 } walk;
 
 static lg_status add_bytes(const uint8_t *data, uint64_t bytes, uint64_t at, void *arg, lg_error *err)
 {
     const walk *w = arg;
     if (!w->box->finite_check) {
-        return lg__writer_append(w->writer, data, bytes, err);
+        /* A tile in the scratch is not left alone, whatever holds for the rest. */
+        bool tile = (uintptr_t)data - (uintptr_t)w->scratch->data < w->scratch->bytes;
+        return (tile || !w->kept ? lg__writer_append : lg__writer_append_kept)(w->writer, data, bytes, err);
     }
     for (uint64_t i = 0, n; i < bytes; i += n) {
         n = bytes - i < SCAN_BYTES ? bytes - i : SCAN_BYTES;
@@ -61,7 +66,7 @@ static lg_status write_file(const lg_save *save, const char *path, const lg__pla
     }
     LG__TRY(lg__writer_begin(j->writer, path, file->name, &file->header, save->block_bytes, table, err));
     for (size_t i = 0; i < file->n_boxes; i++) {
-        walk w = {.writer = j->writer, .box = &file->boxes[i]};
+        walk w = {.writer = j->writer, .box = &file->boxes[i], .scratch = &j->scratch, .kept = save->hooks == NULL};
         LG__TRY(lg__gather(&file->boxes[i], j->scratch, add_bytes, &w, err));
         if (save->hooks != NULL && save->hooks->gathered != NULL) {
             save->hooks->gathered(&file->boxes[i], save->hooks->arg);

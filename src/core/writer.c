@@ -3,19 +3,23 @@
 
 #include "base/mem.h"
 #include "io/buffers.h"
+#include "io/choice.h"
 #include "store/queue.h"
 
 #include <string.h>
 
-#define MAX_BUFFERS 16
-#define MAX_FILES 16 /* open at a time: being filled, written, synced */
+#define MAX_BUFFERS LG__MAX_DEPTH
+#define USUAL_BUFFERS 16 /* more does not make it faster */
+#define MAX_FILES 16     /* open at a time: being filled, written, synced */
 #define BUFFER_BYTES (UINT64_C(1) << 20)
 /* Copied and digested at a time: stays in the processor's cache. */
 #define STEP_BYTES (UINT64_C(64) << 10)
-#define NO_BUFFER MAX_BUFFERS         /* in a token: a sync */
-#define SENT_BUFFER (MAX_BUFFERS + 1) /* in a token: the caller's memory */
-#define TOKENS (MAX_BUFFERS + 2)      /* of a file */
-#define SEND_DEPTH 16
+/* From the caller's memory, of which at least so much lies right for it. */
+#define STRAIGHT_BYTES (UINT64_C(256) << 10)
+/* In the place of a buffer's number in a token. */
+#define STRAIGHT MAX_BUFFERS        /* a write without a buffer */
+#define NO_BUFFER (MAX_BUFFERS + 1) /* a sync */
+#define SEND_DEPTH 16               /* of a writer without buffers */
 
 typedef struct out_file {
     lg_file *file; /* NULL: the slot is free */
@@ -51,7 +55,7 @@ lg_status lg__writer_name_error(const char *name, lg_error *err)
 
 static uint64_t token_of(const lg__writer *w, const out_file *f, uint32_t buffer)
 {
-    return (uint64_t)(f - w->files) * TOKENS + buffer;
+    return (uint64_t)(f - w->files) * (NO_BUFFER + 1) + buffer;
 }
 
 static lg_status close_file(lg__writer *w, out_file *f, lg_error *err)
@@ -66,13 +70,13 @@ static lg_status reap(lg__writer *w, lg_error *err)
 {
     uint64_t token = 0;
     lg_status status = lg__queue_wait(w->queue, &token, err);
-    out_file *f = &w->files[token / TOKENS];
-    uint32_t buffer = (uint32_t)(token % TOKENS);
+    out_file *f = &w->files[token / (NO_BUFFER + 1)];
+    uint32_t buffer = (uint32_t)(token % (NO_BUFFER + 1));
     if (buffer == NO_BUFFER) {
         f->syncing = false;
         return status == LG_OK ? close_file(w, f, err) : lg__writer_name_error(f->name, err);
     }
-    if (buffer != SENT_BUFFER) {
+    if (buffer != STRAIGHT) {
         w->spare[w->n_spare++] = buffer;
     }
     f->under_way--;
@@ -110,38 +114,51 @@ static lg_status need_buffer(lg__writer *w, lg_error *err)
     return LG_OK;
 }
 
-/* Digests what is in the buffer and was not yet. */
-static lg_status digest(lg__writer *w, lg_error *err)
+/* Goes on with the digests of the file's blocks. */
+static lg_status digest(lg__writer *w, const uint8_t *data, uint64_t bytes, lg_error *err)
 {
-    while (w->digested < w->used) {
+    for (uint64_t n; bytes > 0; bytes -= n, data += n) {
         if (w->in_block == 0) {
             LG__RETURN_IF(w->n_blocks == w->table->n_blocks, err, LG_ERR_INTERNAL, "more data than planned");
             w->table->block_crc[w->n_blocks++] = 0;
         }
-        uint64_t n = w->block_bytes - w->in_block;
-        n = n < w->used - w->digested ? n : w->used - w->digested;
+        n = w->block_bytes - w->in_block;
+        n = n < bytes ? n : bytes;
         uint32_t *crc = &w->table->block_crc[w->n_blocks - 1];
-        *crc = lg__crc32c(*crc, w->buffer + w->digested, (size_t)n);
-        w->digested += (size_t)n;
+        *crc = lg__crc32c(*crc, data, (size_t)n);
         w->in_block = (w->in_block + n) % w->block_bytes;
     }
     return LG_OK;
 }
 
-/* Sends the buffer off. */
-static lg_status flush(lg__writer *w, lg_error *err)
+/* What is in the buffer and was not digested yet. */
+static lg_status digest_buffer(lg__writer *w, lg_error *err)
 {
-    LG__TRY(digest(w, err));
+    LG__TRY(digest(w, w->buffer + w->digested, w->used - w->digested, err));
+    w->digested = w->used;
+    return LG_OK;
+}
+
+/* Sends bytes off to the place that the file has come to. */
+static lg_status submit(lg__writer *w, const uint8_t *data, size_t bytes, uint32_t buffer, lg_error *err)
+{
     LG__TRY(reap_until_room(w, err));
     const lg_queue_op write = {.kind = LG_QUEUE_WRITE,
                                .file = w->now->file,
-                               .data = w->buffer,
-                               .bytes = w->used,
+                               .data = (void *)(uintptr_t)data,
+                               .bytes = bytes,
                                .offset = w->at,
-                               .token = token_of(w, w->now, w->buffer_number)};
+                               .token = token_of(w, w->now, buffer)};
     LG__TRY(lg__queue_submit(w->queue, &write, err));
     w->now->under_way++;
-    w->at += w->used;
+    w->at += bytes;
+    return LG_OK;
+}
+
+static lg_status flush(lg__writer *w, lg_error *err)
+{
+    LG__TRY(digest_buffer(w, err));
+    LG__TRY(submit(w, w->buffer, w->used, w->buffer_number, err));
     w->buffer = NULL;
     return LG_OK;
 }
@@ -162,7 +179,7 @@ static lg_status add(lg__writer *w, const uint8_t *data, uint64_t bytes, bool is
         if (!is_data) {
             w->digested = w->used; /* the header has a digest of its own */
         } else if (w->used - w->digested >= STEP_BYTES) {
-            LG__TRY(digest(w, err));
+            LG__TRY(digest_buffer(w, err));
         }
         if (w->used == w->buffer_bytes) {
             LG__TRY(flush(w, err));
@@ -174,6 +191,28 @@ static lg_status add(lg__writer *w, const uint8_t *data, uint64_t bytes, bool is
 lg_status lg__writer_append(lg__writer *w, const uint8_t *data, uint64_t bytes, lg_error *err)
 {
     return add(w, data, bytes, true, err);
+}
+
+/* Where memory and file lie alike in their pages, whole pages go as they are,
+ * past the page cache too; what is before and behind goes through buffers. */
+lg_status lg__writer_append_kept(lg__writer *w, const uint8_t *data, uint64_t bytes, lg_error *err)
+{
+    const uint64_t at = w->at + (w->buffer != NULL ? w->used : 0);
+    const uint64_t before = (LG__IO_ALIGN - at % LG__IO_ALIGN) % LG__IO_ALIGN;
+    if (bytes < STRAIGHT_BYTES + LG__IO_ALIGN || ((uintptr_t)data - at) % LG__IO_ALIGN != 0) {
+        return add(w, data, bytes, true, err);
+    }
+    LG__TRY(add(w, data, before, true, err));
+    if (w->buffer != NULL) {
+        LG__TRY(flush(w, err));
+    }
+    const uint64_t rest = (bytes - before) % LG__IO_ALIGN, straight = bytes - before - rest;
+    for (uint64_t i = 0, n; i < straight; i += n) {
+        n = straight - i < BUFFER_BYTES ? straight - i : BUFFER_BYTES;
+        LG__TRY(digest(w, data + before + i, n, err));
+        LG__TRY(submit(w, data + before + i, (size_t)n, STRAIGHT, err));
+    }
+    return add(w, data + before + straight, rest, true, err);
 }
 
 /* -------------------------------------------------------------------- files */
@@ -220,7 +259,7 @@ lg_status lg__writer_send(lg__writer *w, const void *data, size_t bytes, lg_erro
                                .data = (void *)(uintptr_t)data,
                                .bytes = bytes,
                                .offset = w->at,
-                               .token = token_of(w, w->now, SENT_BUFFER)};
+                               .token = token_of(w, w->now, STRAIGHT)};
     LG__TRY(lg__queue_submit(w->queue, &write, err));
     w->now->under_way++;
     w->at += bytes;
@@ -264,10 +303,13 @@ lg_status lg__writer_new(lg_store *store, uint64_t memory, uint64_t expected, lg
     if (w == NULL) {
         return lg__nomem(err);
     }
-    /* Rather four small ones than one large one: they overlap. */
-    uint64_t each = memory / 4 < BUFFER_BYTES ? memory / 4 / LG__IO_ALIGN * LG__IO_ALIGN : BUFFER_BYTES;
+    /* Rather four small ones than one large one: they overlap. As many as are
+     * asked for are had, small ones if must be. */
+    const uint32_t asked = lg__io_wanted_depth();
+    const uint64_t depth = asked == 0 || asked > MAX_BUFFERS ? USUAL_BUFFERS : asked, least = asked == 0 ? 4 : depth;
+    uint64_t each = memory / least < BUFFER_BYTES ? memory / least / LG__IO_ALIGN * LG__IO_ALIGN : BUFFER_BYTES;
     each = each < LG__IO_ALIGN ? LG__IO_ALIGN : each;
-    uint64_t n = memory / each < MAX_BUFFERS ? memory / each : MAX_BUFFERS;
+    uint64_t n = memory / each < depth ? memory / each : depth;
     uint64_t needed = expected / each + 1; /* small saves need not all of it */
     n = n < needed ? n : needed;
     w->n_buffers = n == 0 ? 1 : (uint32_t)n;

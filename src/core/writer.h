@@ -6,7 +6,8 @@
  * a few buffers, digested block by block while they are in the processor's
  * cache, and handed to the store's queue when the buffer is full; the next one
  * fills meanwhile. What is digested is what is written, from the buffer, even
- * if the source should change under our hands. When all buffers are under way
+ * if the source should change under our hands (but see lg__writer_append_kept).
+ * When all buffers are under way
  * the producer waits: memory is bounded by what was given at the start.
  *
  * A file is synced as soon as its last byte is written, beside the writing of
@@ -30,6 +31,11 @@ lg_status lg__writer_begin(lg__writer *w, const char *path, const char *name, co
                            uint64_t block_bytes, lg__table *table, lg_error *err);
 /* header NULL: it comes by lg__writer_send. */
 lg_status lg__writer_append(lg__writer *w, const uint8_t *data, uint64_t bytes, lg_error *err);
+/* The same for memory that stays as it is until lg__writer_finish or _free: where
+ * it lies like the file in its pages, and is long, it is written from where it
+ * is, without a copy. Should it change meanwhile, its digest does not fit what
+ * was written, which every load finds. */
+lg_status lg__writer_append_kept(lg__writer *w, const uint8_t *data, uint64_t bytes, lg_error *err);
 /* All of the file's data has come: as many bytes and blocks as the table says. */
 lg_status lg__writer_end(lg__writer *w, lg_error *err);
 

@@ -9,6 +9,7 @@
  * buffers.c gives the memory. docs/performance.md is the user's page. */
 
 #include <stdbool.h>
+#include <stdint.h>
 
 typedef enum lg__io_engine {
     LG__IO_AUTO,     /* io_uring where it works, else threads; small things in the caller's thread */
@@ -25,12 +26,19 @@ typedef enum lg__io_direct {
     LG__DIRECT_UNKNOWN
 } lg__io_direct;
 
-/* From LASTGOOD_IO and LASTGOOD_DIRECT, read once. */
+/* Operations that one queue may have under way. */
+#define LG__MAX_DEPTH 64
+#define LG__DEPTH_UNKNOWN UINT32_MAX
+
+/* From LASTGOOD_IO, LASTGOOD_DIRECT and LASTGOOD_DEPTH, read once. */
 lg__io_engine lg__io_wanted_engine(void);
 lg__io_direct lg__io_wanted_direct(void);
+/* 0: not set. LG__DEPTH_UNKNOWN: no number from 1 to LG__MAX_DEPTH. */
+uint32_t lg__io_wanted_depth(void);
 
 /* Tests: from now on instead. */
 void lg__io_set(lg__io_engine engine, lg__io_direct direct);
+void lg__io_set_depth(uint32_t depth);
 
 /* What LG__IO_AUTO comes to here: "uring" or "threads". */
 const char *lg__io_engine_name(lg__io_engine engine);

@@ -63,6 +63,8 @@ static lg_status choose(lg__queue *q, const lg_queue_spec *spec, uint64_t expect
                   "the environment's LASTGOOD_IO is none of auto, uring, threads, blocking");
     LG__RETURN_IF(lg__io_wanted_direct() == LG__DIRECT_UNKNOWN, err, LG_ERR_INVALID,
                   "the environment's LASTGOOD_DIRECT is none of auto, on, off");
+    LG__RETURN_IF(lg__io_wanted_depth() == LG__DEPTH_UNKNOWN, err, LG_ERR_INVALID,
+                  "the environment's LASTGOOD_DEPTH is no number from 1 to %d", LG__MAX_DEPTH);
     if (engine == LG__IO_BLOCKING || (engine == LG__IO_AUTO && expected < SMALL_BYTES)) {
         return LG_OK;
     }
