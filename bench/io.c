@@ -29,6 +29,7 @@
 #include "base/json.h"
 #include "base/thread.h"
 #include "io/choice.h"
+#include "measure.h"
 
 #include <lastgood/backend.h>
 
@@ -48,7 +49,6 @@
 
 #define MIB ((size_t)1 << 20)
 #define RAW_DEPTH 4
-#define MAX_ROUNDS 1000
 
 enum { RAW_WRITE, SAVE, RAW_READ, COLD, COPY, MAPPED, WARM, N_KINDS };
 static const char *const kinds[N_KINDS] = {"raw write", "save",        "raw read", "cold load",
@@ -59,37 +59,6 @@ typedef struct state {
     char *data, *other;    /* what is saved, what is loaded into */
     char (*names)[48];
 } state;
-
-static _Noreturn void die(const char *what, const lg_error *err)
-{
-    fprintf(stderr, "io: %s: %s\n", what, err != NULL ? err->message : strerror(errno));
-    exit(1);
-}
-
-#define MUST(call)              \
-    do {                        \
-        if ((call) != LG_OK) {  \
-            die(#call, &error); \
-        }                       \
-    } while (0)
-
-typedef struct took {
-    double seconds, cpu; /* by the clock; of processors */
-} took;
-
-static took now(void)
-{
-    struct timespec t, c;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &c);
-    return (took){(double)t.tv_sec + (double)t.tv_nsec * 1e-9, (double)c.tv_sec + (double)c.tv_nsec * 1e-9};
-}
-
-static took since(took start)
-{
-    took end = now();
-    return (took){end.seconds - start.seconds, end.cpu - start.cpu};
-}
 
 /* ---------------------------------------------------------------------- raw */
 
@@ -279,40 +248,7 @@ static took mapped(const state *st, const char *root)
     return t;
 }
 
-/* --------------------------------------------------------------- statistics */
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(const double *values, size_t n)
-{
-    double sorted[MAX_ROUNDS];
-    memcpy(sorted, values, n * sizeof *values);
-    qsort(sorted, n, sizeof *sorted, compare);
-    return n % 2 == 1 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
-}
-
-/* 95 % interval of the median. */
-static void interval(const double *values, size_t n, double *low, double *high)
-{
-    enum { DRAWS = 2000 };
-    static double medians[DRAWS];
-    double drawn[MAX_ROUNDS];
-    uint64_t seed = 1;
-    for (size_t i = 0; i < DRAWS; i++) {
-        for (size_t k = 0; k < n; k++) {
-            seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
-            drawn[k] = values[(seed >> 33) % n];
-        }
-        medians[i] = median(drawn, n);
-    }
-    qsort(medians, DRAWS, sizeof *medians, compare);
-    *low = medians[DRAWS / 40];
-    *high = medians[DRAWS - 1 - DRAWS / 40];
-}
+/* ------------------------------------------------------------------- report */
 
 static void report(const state *st, double (*seconds)[MAX_ROUNDS], double (*cpu)[MAX_ROUNDS], size_t n, bool as_json)
 {

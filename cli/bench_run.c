@@ -64,7 +64,6 @@ static lg_status save(runner *r, lg_error *err)
     return status;
 }
 
-#ifdef BENCH_ASYNC
 static lg_status save_eager(runner *r, lg_error *err)
 {
     bench_async_times took;
@@ -92,7 +91,6 @@ static lg_status save_lazy(runner *r, lg_error *err)
     }
     return status;
 }
-#endif
 
 /* ------------------------------------------------------------------ loading */
 
@@ -231,13 +229,7 @@ static lg_status verify_n(runner *r, lg_error *err) { return verify_with(r, ROW_
 /* Within a group each step may be the first one. What a later group reads, an
  * earlier one has left. With one thread the two last steps say all. */
 static const step groups[][GROUP_MAX] = {
-    {{"raw write", raw_write},
-     {"save", save},
-#ifdef BENCH_ASYNC
-     {"async save", save_eager},
-     {"async save, lazy", save_lazy}
-#endif
-    },
+    {{"raw write", raw_write}, {"save", save}, {"async save", save_eager}, {"async save, lazy", save_lazy}},
     {{"raw read", raw_read}, {"cold load", load_cold}},
     {{"raw read of 16 MiB", raw_tensor}, {"one tensor", one_tensor}},
     {{"raw read of 64 KiB", raw_slice}, {"64 KiB", one_slice}},

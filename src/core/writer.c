@@ -340,7 +340,8 @@ lg_status lg__writer_new_sending(lg_store *store, void *memory, size_t bytes, lg
         return lg__nomem(err);
     }
     w->store = store;
-    const lg_queue_spec spec = {.depth = SEND_DEPTH, .memory = memory, .memory_bytes = bytes};
+    const uint32_t asked = lg__io_wanted_depth();
+    const lg_queue_spec spec = {.depth = asked != 0 ? asked : USUAL_BUFFERS, .memory = memory, .memory_bytes = bytes};
     lg_status status = lg__queue_open(store, &spec, bytes, &w->queue, err);
     if (status != LG_OK) {
         lg__writer_free(w);
