@@ -92,7 +92,7 @@ struct lg_save {
     uint64_t header_limit; /* a file's header is cut here: LG__ST_SPLIT_HEADER, less in tests */
     uint32_t unshared;
     const lg__save_hooks *hooks; /* of a save in the background; NULL in others */
-    lg__report *report; /* see lg__save_keep_report */
+    lg__report *report;          /* see lg__save_keep_report */
     /* One object a layout, so that equal pointers are equal layouts. */
     lg_layout **layouts;
     size_t n_layouts, cap_layouts;
