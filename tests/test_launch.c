@@ -813,7 +813,7 @@ static lg_status kv_get(void *ctx, const char *key, void **data, size_t *bytes, 
     return st == LG_OK ? st : lg_error_set(err, LG_ERR_NOT_FOUND, "no such key");
 }
 
-static const lg_kv_ops kv_ops = {LG_KV_OPS_VERSION, kv_set, kv_get};
+static const lg_kv_ops kv_ops = {LG_KV_OPS_VERSION, kv_set, kv_get, NULL};
 
 typedef struct kv_case {
     lg_kv kv;

@@ -248,6 +248,9 @@ typedef struct lg_kv_ops {
     /* *data is malloc'ed (free with lg_free). NOT_FOUND if the key is not set;
      * does not wait for it. */
     lg_status (*get)(void *ctx, const char *key, void **data, size_t *bytes, lg_error *err);
+    /* NULL: keys stay, one a rank and save and one more, some hundred bytes each.
+     * A key that is not set is no error. */
+    lg_status (*remove)(void *ctx, const char *key, lg_error *err);
 } lg_kv_ops;
 
 struct lg_kv {

@@ -218,7 +218,22 @@ static lg_status open_exchange(lg_session *s, lg_save *save, lg__purpose purpose
         }
     }
     lg_free(all);
+    if (st == LG_ERR_TIMEOUT && v->state == LG__LAST_IN_FLIGHT && v->status != LG_OK) {
+        /* One rank has failed and the coordinator, who cannot know yet, still waits for it. */
+        char late[LG_ERROR_MESSAGE_MAX];
+        lg__text_copy(late, sizeof late, err->message);
+        lg_error_set(err, st, "%s; meanwhile %s (%s)", late, v->err.message, lg_status_name(v->status));
+        err->rank = v->err.rank;
+    }
     return st;
+}
+
+void lg__commit_superseded(lg_session *s, lg_status st, const lg_error *err)
+{
+    if (st == LG_ERR_SUPERSEDED && s->broken == LG_OK) {
+        s->broken = st;
+        lg__text_copy(s->broken_message, sizeof s->broken_message, err->message);
+    }
 }
 
 /* Settles the save before, whose fate all ranks know now. Its failure is the
@@ -235,10 +250,7 @@ static lg_status settle_last(lg_session *s, const verdict *v, lg_error *err)
     *err = v->err;
     err->status = v->status;
     lg_error_wrap(err, "save step %" PRIu64 " in the background", v->step);
-    if (v->status == LG_ERR_SUPERSEDED && s->broken == LG_OK) {
-        s->broken = v->status;
-        lg__text_copy(s->broken_message, sizeof s->broken_message, err->message);
-    }
+    lg__commit_superseded(s, v->status, err);
     return v->status;
 }
 
@@ -834,10 +846,7 @@ lg_status lg_save_commit(lg_save *save, lg_save_info *info, lg_error *err)
     if (st != LG_OK) {
         s->status.saves_failed++;
         lg_error_wrap(err, "save step %" PRIu64, save->step);
-        if (st == LG_ERR_SUPERSEDED && s->broken == LG_OK) {
-            s->broken = st;
-            lg__text_copy(s->broken_message, sizeof s->broken_message, err->message);
-        }
+        lg__commit_superseded(s, st, err);
     } else if (info != NULL) {
         *info = result;
     }

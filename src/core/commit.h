@@ -58,6 +58,9 @@ lg_status lg__commit_coordinate(lg_save *save, const lg__attempt *a, const lg__w
  * that some manifest (or tombstone) is there that is not ours. */
 bool lg__commit_is_ours(lg_store *store, const char *folder, const char *token, bool *other);
 
+/* Every later save of a session that was superseded fails with this. */
+void lg__commit_superseded(lg_session *s, lg_status st, const lg_error *err);
+
 /* What later saves follow: the run and the parent. A checkpoint that is in
  * place counts even where the save is reported as failed. */
 void lg__commit_remember(lg_session *s, uint64_t step, const lg__attempt *a);
