@@ -286,8 +286,8 @@ static lg_status check_sources(lg__background *job, lg_error *err)
 static lg_status await_check(lg__background *job, lg_error *err)
 {
     lg_status st = LG_OK;
-    if (job->inline_work) { /* nobody else could */
-        LG__TRY(check_sources(job, err));
+    if (job->inline_work) { /* nobody else could; all is read, so this waits for a moment at most */
+        LG__TRY(lg__background_fence(job, UINT64_MAX, err));
     }
     pthread_mutex_lock(&job->lock);
     while (!job->checked) {
@@ -341,6 +341,19 @@ static lg_status lead(lg__background *job, const lg__bulletin *b, const lg__writ
     return st;
 }
 
+/* Where the disk is too full to say so: what this rank wrote goes. Only before
+ * anything could be committed. */
+static void make_room(const lg__background *job)
+{
+    lg_error ignored = LG_ERROR_INIT;
+    for (size_t i = 0; job->plan != NULL && i < job->plan->n_files; i++) {
+        char path[2 * LG__NAME_MAX];
+        if (lg__path_join(path, sizeof path, job->a.folder, job->plan->files[i].name)) {
+            (void)lg__store_remove_file(job->s->store, path, &ignored);
+        }
+    }
+}
+
 static lg_status lead_to_the_end(lg__background *job, const lg__bulletin *b, lg_status st, const lg__written *mine,
                                  result *r, lg_error *err)
 {
@@ -350,33 +363,17 @@ static lg_status lead_to_the_end(lg__background *job, const lg__bulletin *b, lg_
         st = lead(job, b, mine, r, &committed, err);
     }
     r->in_place = committed && st != LG_OK;
-    const bool announced = lg__bulletin_announce(b, committed ? LG_OK : st, err);
+    if (!lg__bulletin_announce(b, committed ? LG_OK : st, err) && r->own) {
+        make_room(job);
+        (void)lg__bulletin_announce(b, st, err);
+    }
     if (!committed) {
         lg_error ignored = LG_ERROR_INIT;
         lg__attempt_fail(s->store, job->a.folder, job->a.run_id, job->a.generation, job->a.token, s->epoch, &ignored);
-        if (!announced) {
-            lg__bulletin_announce_late(b, st, err);
-        }
     } else if (st == LG_OK) {
         lg__retention_run(s, job->a.generation);
     }
     return st;
-}
-
-/* Tells this rank's failure. Where the disk is full, what it wrote goes first. */
-static void post_failure(const lg__background *job, const lg__bulletin *b, lg_status st, const lg_error *cause)
-{
-    lg_error ignored = LG_ERROR_INIT;
-    if (lg__bulletin_post(b, st, &(lg__written){0}, cause, &ignored) == LG_OK || job->plan == NULL) {
-        return;
-    }
-    for (size_t i = 0; i < job->plan->n_files; i++) {
-        char path[2 * LG__NAME_MAX];
-        if (lg__path_join(path, sizeof path, job->a.folder, job->plan->files[i].name)) {
-            (void)lg__store_remove_file(job->s->store, path, &ignored);
-        }
-    }
-    (void)lg__bulletin_post(b, st, &(lg__written){0}, cause, &ignored); /* else the coordinator's deadline tells */
 }
 
 static lg_status follow(lg__background *job, const lg__bulletin *b, lg_status st, const lg__written *mine, result *r,
@@ -392,7 +389,11 @@ static lg_status follow(lg__background *job, const lg__bulletin *b, lg_status st
         return lg__bulletin_watch(b, job->s->deadline_ms, err);
     }
     if (st != LG_OK) {
-        post_failure(job, b, st, err);
+        lg_error ignored = LG_ERROR_INIT;
+        if (lg__bulletin_post(b, st, mine, err, &ignored) != LG_OK) {
+            make_room(job);
+            (void)lg__bulletin_post(b, st, mine, err, &ignored); /* else the coordinator's deadline tells */
+        }
         return st;
     }
     st = lg__bulletin_post(b, LG_OK, mine, err, err);

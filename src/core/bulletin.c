@@ -93,12 +93,12 @@ static bool read_file(lg_store *store, const char *folder, const char *name, not
     return found;
 }
 
-static lg_status put_file(const lg__bulletin *b, const char *folder, const char *name, lg_status status,
-                          const lg_error *cause, lg_error *err)
+static lg_status put_file(const lg__bulletin *b, const char *name, lg_status status, const lg_error *cause,
+                          lg_error *err)
 {
     static const lg__written nothing;
     char path[2 * LG__NAME_MAX], text[NOTE_MAX];
-    lg__path_join(path, sizeof path, folder, name);
+    lg__path_join(path, sizeof path, b->attempt->folder, name);
     return lg__store_put_new(b->store, path, text, write_note(status, &nothing, cause, text), err);
 }
 
@@ -153,7 +153,7 @@ lg_status lg__bulletin_post(const lg__bulletin *b, lg_status mine, const lg__wri
     }
     char name[LG__NAME_MAX];
     lg__rank_failed_file(b->rank, name);
-    return put_file(b, b->attempt->folder, name, mine, cause, err);
+    return put_file(b, name, mine, cause, err);
 }
 
 /* ------------------------------------------------------------------ collect */
@@ -379,15 +379,7 @@ bool lg__bulletin_announce(const lg__bulletin *b, lg_status result, const lg_err
         result_key(b, key);
         (void)put_key(b, key, result, &nothing, cause, &ignored);
     }
-    return result == LG_OK || put_file(b, b->attempt->folder, LG__FAILED, result, cause, &ignored) == LG_OK;
-}
-
-void lg__bulletin_announce_late(const lg__bulletin *b, lg_status result, const lg_error *cause)
-{
-    char where[LG__NAME_MAX];
-    lg_error ignored = LG_ERROR_INIT;
-    lg__attempt_trash(b->store, b->attempt->folder, b->attempt->token, b->epoch, where);
-    (void)put_file(b, where, LG__FAILED, result, cause, &ignored);
+    return result == LG_OK || put_file(b, LG__FAILED, result, cause, &ignored) == LG_OK;
 }
 
 void lg__bulletin_clear(const lg__bulletin *b)

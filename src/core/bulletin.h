@@ -32,9 +32,6 @@ lg_status lg__bulletin_collect(const lg__bulletin *b, uint64_t deadline_ms, lg__
 /* The coordinator tells the result: LG_OK committed, else *cause. With files
  * only the cause needs telling; false: that could not be written. */
 bool lg__bulletin_announce(const lg__bulletin *b, lg_status result, const lg_error *cause);
-/* Tells the cause in a file once more, in the folder that the attempt's end left:
- * what filled the disk is gone. */
-void lg__bulletin_announce_late(const lg__bulletin *b, lg_status result, const lg_error *cause);
 
 /* On the others: waits for the result. */
 lg_status lg__bulletin_watch(const lg__bulletin *b, uint64_t deadline_ms, lg_error *err);

@@ -38,8 +38,9 @@ typedef enum lg__purpose { LG__TO_COMMIT = 1, LG__TO_LAUNCH, LG__TO_LAUNCH_OR_SK
 lg_status lg__commit_open(lg_save *save, lg__purpose purpose, bool sync_root, lg__commit_scratch *to, lg_status mine,
                           lg__attempt *a, lg_status *local, lg_error *local_err, lg_error *err);
 
-/* An exchange without a save: settles what is in flight (lg_session_wait). */
-lg_status lg__commit_settle(lg_session *s, lg_status mine, lg_error *err);
+/* An exchange without a save: settles what is in flight (lg_session_wait). Other
+ * ranks may come up to `later_ms` later. */
+lg_status lg__commit_settle(lg_session *s, uint64_t later_ms, lg_status mine, lg_error *err);
 
 void lg__commit_ids(const lg_session *s, const lg__attempt *a, lg__save_ids *out);
 

@@ -131,8 +131,9 @@ lg_status lg_session_wait(lg_session *session, uint64_t deadline_ms, lg_save_inf
     LG__ERR(err);
     LG__RETURN_IF(session == NULL, err, LG_ERR_INVALID, "lg_session_wait: no session");
     LG__TRY(lg__session_usable(session, "lg_session_wait", err));
-    lg_status st = lg__background_wait(session->job, deadline_ms != 0 ? deadline_ms : session->deadline_ms, err);
-    st = lg__commit_settle(session, st, err);
+    const uint64_t wait_ms = deadline_ms != 0 ? deadline_ms : session->deadline_ms;
+    lg_status st = lg__background_wait(session->job, wait_ms, err);
+    st = lg__commit_settle(session, wait_ms, st, err);
     if (st == LG_OK && info != NULL) {
         *info = session->last_launched;
     }
