@@ -17,7 +17,7 @@ help:
 	@echo
 	@echo 'make build     set up and build only (in $(BUILD)/)'
 	@echo 'make install   install program, library and headers under PREFIX (now $(PREFIX))'
-	@echo 'make soak      kill a training run KILLS times (now $(KILLS)) and compare the bits'
+	@echo 'make soak      kill training runs KILLS times (now $(KILLS)), with and without --async, and compare the bits'
 	@echo 'make bench     measure saving, loading and planning; docs/benchmarks.md'
 	@echo
 	@echo 'make test-fast only the C tests;  make python: what PyTorch and safetensors read'
@@ -50,6 +50,7 @@ sanitize tsan valgrind python lint: setup-test build
 
 soak: build
 	@BUILD=$(BUILD) tools/soak --kills $(KILLS)
+	@BUILD=$(BUILD) tools/soak --kills $(KILLS) --async
 
 bench: build
 	@$(BUILD)/bench/io
