@@ -16,7 +16,7 @@
 #include <stdatomic.h>
 
 #define FOLDER "step"
-#define TENSORS_MAX 40
+#define SOURCES_MAX 40
 #define LARGEST ((uint64_t)3 << 20)
 
 static uint64_t now; /* the seed of the round */
@@ -32,7 +32,7 @@ typedef struct scene {
     lg_save *save;
     lg_layout *layouts[8];
     size_t n_layouts;
-    source sources[TENSORS_MAX];
+    source sources[SOURCES_MAX];
     size_t n_sources;
     uint32_t world, rank;
 } scene;
@@ -107,7 +107,7 @@ static void add_tensor(scene *s, size_t number)
     const lg_dtype dtype = dtypes[roll(s, sizeof dtypes / sizeof *dtypes)];
     const uint64_t bits = lg_dtype_bits(dtype), grain = bits % 8 == 0 ? 1 : bits == 4 ? 2 : 4;
     const uint32_t ndim = bits % 8 != 0 ? 1 + (uint32_t)roll(s, 3) : (uint32_t)roll(s, 5);
-    uint64_t shape[LG_MAX_NDIM], left = LARGEST * 8 / bits, elements = 1;
+    uint64_t shape[LG_MAX_NDIM] = {0}, left = LARGEST * 8 / bits, elements = 1;
     for (uint32_t d = 0; d < ndim; d++) {
         const bool last = d + 1 == ndim;
         shape[d] = last ? roll_size(s, left) / grain * grain : 1 + roll(s, left < 40 ? left + 1 : 40);
@@ -132,6 +132,21 @@ static void add_tensor(scene *s, size_t number)
         t.flat_offset = 3;
         assert_ok(lg_layout_local(t.layout, s->rank, ndim, shape, 3, local, &start, &count, err));
         t.data = new_memory(s, (size_t)(count * bits / 8), lazy);
+        assert_ok(lg_save_tensor(s->save, &t, err));
+        return;
+    }
+    if (kind == 3 && grain == 1 && ndim > 0 && shape[0] > 1 && elements > 0) { /* boxes that follow no rule */
+        const uint64_t middle = 1 + roll(s, shape[0] - 1);
+        uint64_t offsets[2][LG_MAX_NDIM] = {{0}, {middle}}, sizes[2][LG_MAX_NDIM];
+        int64_t of_box[2][LG_MAX_NDIM];
+        lg_box boxes[2];
+        for (int i = 0; i < 2; i++) {
+            memcpy(sizes[i], shape, sizeof sizes[i]);
+            sizes[i][0] = i == 0 ? middle : shape[0] - middle;
+            boxes[i] = (lg_box){.offset = offsets[i], .size = sizes[i]};
+            boxes[i].data = place(s, dtype, ndim, sizes[i], lazy, of_box[i], &boxes[i].strides);
+        }
+        t.boxes = boxes, t.n_boxes = 2;
         assert_ok(lg_save_tensor(s->save, &t, err));
         return;
     }

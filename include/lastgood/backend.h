@@ -237,8 +237,10 @@ LG_API lg_status lg_comm_create(const lg_comm_ops *ops, void *ctx, uint32_t rank
  *
  * Through one, ranks tell each other how a save in the background goes, where
  * a shared folder is slow to show new files (torch.distributed's TCPStore, etcd,
- * Redis). Values are small (at most 8 kB), each key is set once. Functions are
- * called from a background thread, one at a time.
+ * Redis). Values are small (at most 4 kB); a key is set once, or once more when
+ * that failed. set and get are called from a background thread, remove by the
+ * call that all ranks learn the result from: one at a time. A function that does
+ * not return holds up its rank; the others name it when their deadline passes.
  */
 #define LG_KV_OPS_VERSION 1
 
