@@ -32,14 +32,14 @@ static atomic_int elsewhere, calls;
         }                                                                               \
     } while (0)
 
-#define MUST(call)                                                                                             \
-    do {                                                                                                       \
-        lg_error err_ = LG_ERROR_INIT, *err = &err_;                                                           \
-        if ((call) != LG_OK) {                                                                                 \
-            fprintf(stderr, "rank %d: %s:%d: %s: %s\n", me, __FILE__, __LINE__, lg_status_name(err_.status),   \
-                    err_.message);                                                                             \
-            MPI_Abort(MPI_COMM_WORLD, 1);                                                                      \
-        }                                                                                                      \
+#define MUST(call)                                                                                           \
+    do {                                                                                                     \
+        lg_error err_ = LG_ERROR_INIT, *err = &err_;                                                         \
+        if ((call) != LG_OK) {                                                                               \
+            fprintf(stderr, "rank %d: %s:%d: %s: %s\n", me, __FILE__, __LINE__, lg_status_name(err_.status), \
+                    err_.message);                                                                           \
+            MPI_Abort(MPI_COMM_WORLD, 1);                                                                    \
+        }                                                                                                    \
     } while (0)
 
 /* ------------------------------------------------ who calls what lastgood uses */

@@ -31,7 +31,7 @@ struct lg__background {
     uint64_t deadline_ms; /* the session's */
     pthread_t thread;
     bool has_thread;
-    bool inline_work; /* no thread was to be had: the launch does the work itself */
+    bool inline_work;  /* no thread was to be had: the launch does the work itself */
     lg_error begin;    /* trouble of this rank before the work began */
     uint32_t *sources; /* LG_LAUNCH_CHECK_SOURCES: of each lazy box; NULL: not asked for */
     size_t n_sources;
