@@ -19,7 +19,7 @@ help:
 	@echo 'make build     set up and build only (in $(BUILD)/)'
 	@echo 'make install   install program, library and headers under PREFIX (now $(PREFIX))'
 	@echo 'make wheel     build the Python wheel (pip install . needs no make)'
-	@echo 'make soak      kill a training run KILLS times (now $(KILLS)) and compare the bits'
+	@echo 'make soak      kill training runs KILLS times (now $(KILLS)), with and without --async, and compare the bits'
 	@echo 'make bench     measure saving, loading and planning; docs/benchmarks.md'
 	@echo
 	@echo 'make test-fast only the C tests;  make python: what PyTorch and safetensors read'
@@ -60,6 +60,7 @@ filesystems: setup-test build
 
 soak: build
 	@BUILD=$(BUILD) tools/soak --kills $(KILLS)
+	@BUILD=$(BUILD) tools/soak --kills $(KILLS) --async
 
 bench: build
 	@$(BUILD)/bench/io

@@ -4,6 +4,7 @@
  * trainer gets its memory back, errors reach all ranks, nothing is lost. */
 
 #include "support/fault_store.h"
+#include "support/pairs.h"
 #include "support/ranks.h"
 #include "support/temp_dir.h"
 
@@ -24,8 +25,6 @@
 
 #include <cmocka.h>
 
-#define STEPS(...) ((const uint64_t[]){__VA_ARGS__}), (sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
-
 #define ON_EVERY_ROOT(name)                                   \
     static void name##_on(test_root *root);                   \
     static void name(void **state)                            \
@@ -40,65 +39,6 @@
         }                                                     \
     }                                                         \
     static void name##_on(test_root *root)
-
-#define WORLD_MAX 5
-
-static void run_all(uint32_t world, lg_store *store, void (*fn)(rank_env *env), void *arg)
-{
-    rank_env env[WORLD_MAX];
-    run_ranks(world, store, fn, arg, env);
-    for (uint32_t i = 0; i < world; i++) {
-        if (env[i].status != LG_OK) {
-            fail_msg("rank %u: %s: %s", i, lg_status_name(env[i].status), env[i].err.message);
-        }
-    }
-}
-
-static lg_status open_session(rank_env *env, lg_session_options o, lg_session **out)
-{
-    o.comm = env->comm;
-    o.store = env->store;
-    lg_status st = lg_session_open("root", &o, out, &env->err);
-    if (st != LG_OK) {
-        return st;
-    }
-    model m;
-    model_init(&m, env->rank, env->world);
-    lg_resume_result *r = NULL;
-    st = lg_resume(*out, NULL, model_targets, &m, &r, &env->err);
-    lg_resume_result_free(r);
-    if (st != LG_OK && st != LG_ERR_EMPTY) {
-        lg_session_close(*out, NULL);
-    }
-    return st == LG_ERR_EMPTY ? LG_OK : st;
-}
-
-/* The newest good step there, loaded by one rank and compared; 0 if none. */
-static uint64_t newest(lg_store *store)
-{
-    lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.store = store;
-    o.flags = LG_SESSION_READ_ONLY;
-    lg_session *s;
-    lg_error err = LG_ERROR_INIT;
-    assert_int_equal(lg_session_open("root", &o, &s, &err), LG_OK);
-    model m;
-    model_init(&m, 0, 1);
-    lg_resume_result *r = NULL;
-    lg_status st = lg_resume(s, NULL, model_targets, &m, &r, &err);
-    uint64_t step = 0;
-    if (st == LG_OK) {
-        step = r->step;
-        if (model_wrong(&m, step) != NULL) {
-            fail_msg("step %llu was loaded wrong: %s", (unsigned long long)step, model_wrong(&m, step));
-        }
-    } else if (st != LG_ERR_EMPTY) {
-        fail_msg("resume: %s", err.message);
-    }
-    lg_resume_result_free(r);
-    lg_session_close(s, NULL);
-    return step;
-}
 
 /* ---------------------------------------------------------- what is saved */
 
@@ -317,7 +257,7 @@ typedef struct failing {
     lg_status want;
     const char *says;
     bool by_wait; /* told by lg_session_wait, else by the next launch */
-    lg_error told[WORLD_MAX];
+    lg_error told[RANKS_MAX];
 } failing;
 
 static void fail_once(rank_env *env)
@@ -562,20 +502,6 @@ ON_EVERY_ROOT(k05_a_session_superseded_during_a_background_save_learns_it_on_all
 
 /* ------------------------------------------------- processes, forks, exits */
 
-static lg_session *open_alone(const char *path, lg_error *err)
-{
-    lg_session *s = NULL;
-    if (lg_session_open(path, NULL, &s, err) != LG_OK) {
-        return NULL;
-    }
-    model m;
-    model_init(&m, 0, 1);
-    lg_resume_result *r = NULL;
-    lg_status st = lg_resume(s, NULL, model_targets, &m, &r, err);
-    lg_resume_result_free(r);
-    return st == LG_OK || st == LG_ERR_EMPTY ? s : NULL;
-}
-
 /* 0: as it must be. */
 static int child_of_a_session(lg_session *s, const void *pages)
 {
@@ -765,56 +691,6 @@ static void k07_a_state_that_does_not_fit_the_cap_is_copied_in_windows(void **st
 
 /* ------------------------------------------------------- key-value store */
 
-typedef struct pairs {
-    pthread_mutex_t lock;
-    struct {
-        char key[128];
-        char *data;
-        size_t bytes;
-    } pair[512];
-    size_t n;
-    uint32_t broken; /* fails every call from the n-th on; 0: never */
-    uint32_t calls;
-} pairs;
-
-static lg_status kv_set(void *ctx, const char *key, const void *data, size_t bytes, lg_error *err)
-{
-    pairs *p = ctx;
-    lg_status st = LG_OK;
-    pthread_mutex_lock(&p->lock);
-    if (p->broken != 0 && ++p->calls >= p->broken) {
-        st = lg_error_set(err, LG_ERR_COMM, "the store is down");
-    } else if (p->n == 512) {
-        st = lg_error_set(err, LG_ERR_NO_SPACE, "full");
-    } else {
-        snprintf(p->pair[p->n].key, 128, "%s", key);
-        p->pair[p->n].data = malloc(bytes);
-        memcpy(p->pair[p->n].data, data, bytes);
-        p->pair[p->n++].bytes = bytes;
-    }
-    pthread_mutex_unlock(&p->lock);
-    return st;
-}
-
-static lg_status kv_get(void *ctx, const char *key, void **data, size_t *bytes, lg_error *err)
-{
-    pairs *p = ctx;
-    lg_status st = LG_ERR_NOT_FOUND;
-    pthread_mutex_lock(&p->lock);
-    for (size_t i = 0; i < p->n && st != LG_OK; i++) {
-        if (strcmp(p->pair[i].key, key) == 0) {
-            *data = malloc(p->pair[i].bytes);
-            memcpy(*data, p->pair[i].data, p->pair[i].bytes);
-            *bytes = p->pair[i].bytes;
-            st = LG_OK;
-        }
-    }
-    pthread_mutex_unlock(&p->lock);
-    return st == LG_OK ? st : lg_error_set(err, LG_ERR_NOT_FOUND, "no such key");
-}
-
-static const lg_kv_ops kv_ops = {LG_KV_OPS_VERSION, kv_set, kv_get};
-
 typedef struct kv_case {
     lg_kv kv;
     fault_store *f;
@@ -855,19 +731,14 @@ static void save_with_keys(rank_env *env)
 
 ON_EVERY_ROOT(ranks_may_tell_each_other_through_a_key_value_store)
 {
-    pairs *p = calloc(1, sizeof *p);
-    assert_non_null(p);
-    pthread_mutex_init(&p->lock, NULL);
-    kv_case c = {.kv = {&kv_ops, p}, .f = fault_store_new(root->store)};
+    pairs *p = pairs_new();
+    kv_case c = {.kv = pairs_kv(p), .f = fault_store_new(root->store)};
     run_all(3, fault_store_handle(c.f), save_with_keys, &c);
     fault_store_free(c.f);
     assert_int_equal(newest(root->store), 4);
-    for (size_t i = 0; i < p->n; i++) {
-        assert_int_equal(strncmp(p->pair[i].key, "lastgood/", 9), 0);
-        free(p->pair[i].data);
-    }
-    assert_true(p->n >= 12);
-    free(p);
+    assert_true(p->sets >= 4 * 3);
+    assert_int_equal(p->n, 0); /* and none stays */
+    pairs_free(p);
 }
 
 /* --------------------------------------------------------- contradictions */

@@ -19,6 +19,8 @@ struct checkpoint {
     bool has_step;         /* a checkpoint of this run is known ... */
     uint64_t newest_step;  /* ... and this is its step */
     uint64_t removal_failures;
+    lg_launch_info launched; /* --async: what was not yet reported as durable ... */
+    double launched_at;      /* ... and when; folder "": nothing */
 };
 
 static const char *const HEAD = "lm_head.weight"; /* the output head's name, tied to the token embedding */
@@ -42,6 +44,17 @@ static void must(lg_status status, const char *doing, const lg_error *err)
 {
     if (status != LG_OK)
         fatal("%s: %s (%s)", doing, err->message, lg_status_name(status));
+}
+
+/* Parameters and moments are about to change: what was launched must have been
+ * copied by now. Most often it has, during the backward pass. */
+static void before_update(void *arg)
+{
+    checkpoint *c = arg;
+    double started = clock_now();
+    lg_error err = LG_ERROR_INIT;
+    must(lg_session_fence(c->session, 0, &err), "waiting for the copy of the parameters", &err);
+    c->train->clock.save_seconds += clock_now() - started;
 }
 
 /* ------------------------------------------------------------------- opening */
@@ -69,6 +82,10 @@ checkpoint *checkpoint_open(train *t)
     o.check_replicas = 10;
     if (lg_session_open(t->options.root, &o, &c->session, &err) != LG_OK)
         stop(c, &err);
+    if (t->options.async) {
+        t->before_update = before_update;
+        t->before_update_arg = c;
+    }
     return c;
 }
 
@@ -121,6 +138,8 @@ static void save_tensors(checkpoint *c, lg_save *save)
     for (size_t i = 0; i < m->n_tensors; i++) {
         const model_tensor *p = &m->tensors[i];
         lg_tensor t = LG_TENSOR_INIT;
+        /* Only the optimizer's update changes these, behind the fence. */
+        t.flags = c->train->options.async ? LG_TENSOR_LAZY : 0;
         t.name = p->name;
         t.ndim = p->ndim;
         t.shape = p->shape;
@@ -375,7 +394,66 @@ static void report_removals(checkpoint *c)
     c->removal_failures = s.removal_failures;
 }
 
-void checkpoint_save(checkpoint *c)
+static void report_committed(checkpoint *c, const char *folder, uint64_t step, double seconds, const char *how)
+{
+    if (c->train->reducer->rank == 0) {
+        fprintf(stderr, "gpt-c: committed step %" PRIu64 " (%s, %s %.3f s)\n", step, folder, how, seconds);
+        fflush(stderr);
+        report_removals(c);
+    }
+}
+
+void checkpoint_report(checkpoint *c)
+{
+    if (!c->launched.folder[0])
+        return;
+    lg_session_status s;
+    lg_error err = LG_ERROR_INIT;
+    must(lg_session_get_status(c->session, &s, &err), "session status", &err);
+    /* Rank 0 makes the commit, so its word counts; others may know later. */
+    if (s.phase == LG_PHASE_COMMITTED && s.phase_step == c->launched.step) {
+        report_committed(c, c->launched.folder, s.phase_step, clock_now() - c->launched_at, "in the background,");
+        c->launched.folder[0] = 0;
+    }
+}
+
+static void commit(checkpoint *c, lg_save *save)
+{
+    double started = clock_now();
+    lg_error err = LG_ERROR_INIT;
+    lg_save_info info;
+    if (lg_save_commit(save, &info, &err) != LG_OK)
+        stop(c, &err);
+    char how[64];
+    snprintf(how, sizeof how, "%.1f MB in", (double)info.bytes_total * 1e-6);
+    report_committed(c, info.folder, info.step, clock_now() - started, how);
+}
+
+static void launch(checkpoint *c, lg_save *save, bool last)
+{
+    checkpoint_report(c); /* the one before may be durable by now */
+    double started = clock_now();
+    lg_error err = LG_ERROR_INIT;
+    lg_launch_info info;
+    if (lg_save_launch(save, NULL, &info, &err) != LG_OK)
+        stop(c, &err);
+    if (c->launched.folder[0]) /* this call waited for it */
+        report_committed(c, c->launched.folder, c->launched.step, clock_now() - c->launched_at, "in the background,");
+    c->launched = info;
+    c->launched_at = started;
+    if (c->train->reducer->rank == 0) {
+        fprintf(stderr, "gpt-c: launched step %" PRIu64 " (%.1f MB copied, %.1f MB lazy, in %.3f s)\n", info.step,
+                (double)info.bytes_staged * 1e-6, (double)info.bytes_lazy * 1e-6, info.seconds);
+        fflush(stderr);
+    }
+    if (last) {
+        if (lg_session_wait(c->session, 0, NULL, &err) != LG_OK)
+            stop(c, &err);
+        checkpoint_report(c);
+    }
+}
+
+void checkpoint_save(checkpoint *c, bool last)
 {
     train *t = c->train;
     if (c->has_step && c->newest_step == t->step)
@@ -388,16 +466,11 @@ void checkpoint_save(checkpoint *c)
     must(lg_save_begin(c->session, t->step, &o, &save, &err), "save", &err);
     save_tensors(c, save);
     save_state(c, save);
-    lg_save_info info;
-    if (lg_save_commit(save, &info, &err) != LG_OK)
-        stop(c, &err);
+    if (t->options.async)
+        launch(c, save, last);
+    else
+        commit(c, save);
     c->has_step = true;
     c->newest_step = t->step;
     t->clock.save_seconds += clock_now() - started;
-    if (t->reducer->rank == 0) {
-        fprintf(stderr, "gpt-c: committed step %" PRIu64 " (%s, %.1f MB in %.3f s)\n", info.step, info.folder,
-                (double)info.bytes_total * 1e-6, clock_now() - started);
-        fflush(stderr);
-        report_removals(c);
-    }
 }

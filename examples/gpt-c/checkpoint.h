@@ -16,8 +16,14 @@ checkpoint *checkpoint_open(train *t);
  * why. */
 bool checkpoint_resume(checkpoint *c);
 
-/* Saves the run as it is, unless its newest checkpoint is of this step. */
-void checkpoint_save(checkpoint *c);
+/* Saves the run as it is, unless its newest checkpoint is of this step. With
+ * --async it is only launched: the state is copied and written while the run
+ * goes on; `last` waits for it all the same. */
+void checkpoint_save(checkpoint *c, bool last);
+
+/* Says on stderr when a save in the background has become durable. Not
+ * collective, does not wait. */
+void checkpoint_report(checkpoint *c);
 
 void checkpoint_close(checkpoint *c);
 

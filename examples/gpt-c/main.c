@@ -45,7 +45,9 @@ static bool run(train *t, checkpoint *c, run_log *log)
         }
         if (c && (last || (o->save_every && t->step % o->save_every == 0))) {
             log_sync(log);
-            checkpoint_save(c);
+            checkpoint_save(c, last);
+        } else if (c) {
+            checkpoint_report(c);
         }
         if (stop && t->step < o->steps)
             return false;

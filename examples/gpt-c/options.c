@@ -48,6 +48,7 @@ const char options_help[] = "usage: mpirun -n RANKS gpt-c --root DIR --steps N [
                             "  --data FILE          text to train on (default examples/gpt-c/data/persuasion.txt)\n"
                             "  --save-every N       save every N steps (default 50; 0: only at the end);\n"
                             "                       SIGTERM and SIGUSR1 finish the step, save and exit with 0\n"
+                            "  --async              save in the background while training goes on\n"
                             "  --keep N             keep the last N checkpoints (default 3; 0: all)\n"
                             "  --strict             stop if the newest checkpoint is damaged, do not fall back\n"
                             "  --new-run            start at step 0 though DIR holds another run's checkpoints\n"
@@ -72,6 +73,7 @@ enum {
     OPTION_STEPS,
     OPTION_DATA,
     OPTION_SAVE_EVERY,
+    OPTION_ASYNC,
     OPTION_KEEP,
     OPTION_STRICT,
     OPTION_NEW_RUN,
@@ -88,6 +90,7 @@ static const struct option plain_options[] = {
     {"steps", required_argument, NULL, OPTION_STEPS},
     {"data", required_argument, NULL, OPTION_DATA},
     {"save-every", required_argument, NULL, OPTION_SAVE_EVERY},
+    {"async", no_argument, NULL, OPTION_ASYNC},
     {"keep", required_argument, NULL, OPTION_KEEP},
     {"strict", no_argument, NULL, OPTION_STRICT},
     {"new-run", no_argument, NULL, OPTION_NEW_RUN},
@@ -153,6 +156,9 @@ static bool set(options *o, int option, const char *value)
         return value[0] != 0;
     case OPTION_SAVE_EVERY:
         return parse_count(value, 0, many, &o->save_every);
+    case OPTION_ASYNC:
+        o->async = true;
+        return true;
     case OPTION_KEEP:
         return parse_count(value, 0, many, &o->keep);
     case OPTION_STRICT:

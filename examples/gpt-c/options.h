@@ -36,7 +36,7 @@ typedef struct options {
     uint64_t save_every;  /* 0: at the end only */
     uint64_t print_every; /* 0: never */
     uint64_t keep;        /* 0: all */
-    bool no_checkpoint, strict, new_run;
+    bool no_checkpoint, strict, new_run, async;
 } options;
 
 typedef enum options_outcome { OPTIONS_RUN, OPTIONS_HELP, OPTIONS_WRONG } options_outcome;

@@ -86,6 +86,32 @@ def stops_when_asked(folder, expected):
     yield step > STEPS or b.result() == expected, "what SIGTERM saved goes on to the same bits"
 
 
+def saves_in_the_background(folder, expected):
+    b = Bench(folder, "background")
+    code, said = b.run(3, "--async", "--save-every", 1)
+    yield code == 0 and b.result() == expected, "K04: saving every step in the background changes no bit"
+    launched = [i for i, line in enumerate(said) if line.startswith("launched")]
+    committed = [i for i, line in enumerate(said) if line.startswith("committed")]
+    yield len(launched) == STEPS and len(committed) == STEPS, "K04 F062: each is said to be launched, then committed"
+    yield all(a < b for a, b in zip(launched, committed)), "K04 F062: never the other way round"
+    b = Bench(folder, "background-on")
+    b.run(4, "--async", steps=10)
+    code, said = b.run(2, "--async", steps=17)
+    yield code == 0 and some(said, "resumed step 10"), "what was saved at the end of a run in the background is there"
+    b.run(2)
+    yield b.result() == expected, "runs that save in the background and in the foreground go on to the same bits"
+    b = Bench(folder, "background-asked")
+    job = b.start(2, "--async", "--save-every", 1000, steps=1000000)
+    job.wait_for(lambda: b.log.exists() and b.log.read_bytes().count(b"\n") >= 3)
+    job.ask_to_stop(rank=1)
+    code = job.wait(120)
+    step = b.log.read_bytes().count(b"\n")
+    yield (
+        code == 0 and some(job.said(), f"committed step {step}") and len(b.checkpoints()) == 1,
+        "K20: SIGTERM with --async ends after the last save is durable",
+    )
+
+
 def refuses_another_model(folder, _expected):
     b = Bench(folder, "other")
     b.run(2, steps=4)
@@ -136,7 +162,8 @@ def main():
         code, said = whole.run(2)
         expected = whole.result()
         tests = [(code == 0 and some(said, "a new run"), "an empty root is a new run")]
-        for group in (resumes_on_other_ranks, stops_when_asked, refuses_another_model, falls_back):
+        groups = (resumes_on_other_ranks, stops_when_asked, saves_in_the_background, refuses_another_model, falls_back)
+        for group in groups:
             for test in group(folder, expected):
                 tests.append(test)
         for passed, name in tests:

@@ -87,6 +87,8 @@ void train_step(train *t, int *stop)
         fatal("step %llu: the loss is %g and the gradient's norm %g: nothing of this step is kept",
               (unsigned long long)t->step + 1, t->loss, t->norm);
 
+    if (t->before_update)
+        t->before_update(t->before_update_arg);
     t->step++;
     t->learning_rate = optimizer_learning_rate(&t->optimizer->config, t->step);
     double factor = optimizer_clip_factor(&t->optimizer->config, t->norm) / count;

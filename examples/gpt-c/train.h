@@ -35,6 +35,11 @@ typedef struct train {
     double best_loss;    /* of a step; inf before the first */
     rank_clock clock;
 
+    /* Called in every step when parameters and moments are about to change, with
+     * before_update_arg; NULL: nothing. */
+    void (*before_update)(void *arg);
+    void *before_update_arg;
+
     /* of the last step */
     double loss, norm, learning_rate;
 } train;

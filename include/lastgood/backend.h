@@ -237,8 +237,10 @@ LG_API lg_status lg_comm_create(const lg_comm_ops *ops, void *ctx, uint32_t rank
  *
  * Through one, ranks tell each other how a save in the background goes, where
  * a shared folder is slow to show new files (torch.distributed's TCPStore, etcd,
- * Redis). Values are small (at most 8 kB), each key is set once. Functions are
- * called from a background thread, one at a time.
+ * Redis). Values are small (at most 4 kB); a key is set once, or once more when
+ * that failed. set and get are called from a background thread, remove by the
+ * call that all ranks learn the result from: one at a time. A function that does
+ * not return holds up its rank; the others name it when their deadline passes.
  */
 #define LG_KV_OPS_VERSION 1
 
@@ -248,6 +250,9 @@ typedef struct lg_kv_ops {
     /* *data is malloc'ed (free with lg_free). NOT_FOUND if the key is not set;
      * does not wait for it. */
     lg_status (*get)(void *ctx, const char *key, void **data, size_t *bytes, lg_error *err);
+    /* NULL: keys stay, one a rank and save and one more, some hundred bytes each.
+     * A key that is not set is no error. */
+    lg_status (*remove)(void *ctx, const char *key, lg_error *err);
 } lg_kv_ops;
 
 struct lg_kv {

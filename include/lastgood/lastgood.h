@@ -408,86 +408,8 @@ LG_API lg_status lg_save_commit(lg_save *save, lg_save_info *info, lg_error *err
 /* Frees a save that was not committed. Not collective. */
 LG_API void lg_save_abort(lg_save *save);
 
-/* ------------------------------------------------- saving in the background
- *
- *     lg_launch_info info;
- *     lg_save_launch(save, NULL, &info, &err);         // instead of lg_save_commit
- *     forward(); backward();                           // reads the parameters
- *     lg_session_fence(s, 60000, &err);                // before they change
- *     optimizer_step();
- *     …
- *     lg_session_wait(s, 600000, &save_info, &err);    // at the end, or never:
- *     lg_session_close(s, &err);                       // closing waits too
- *
- * One save is in flight at a time. The background does no collectives and never
- * touches the communicator. What goes wrong there is told by the next
- * collective call of the session (launch, commit, wait, resume), by the same
- * error on every rank: that call has then done nothing else and can be made
- * again. The checkpoint before stays as it is. */
-
-enum {
-    /* When the save before is still in flight on any rank: skip this one, on
-     * all ranks. Without it the launch waits, at most half of the session's
-     * deadline. Equal on all ranks. */
-    LG_LAUNCH_SKIP = 1u << 0,
-    /* Debug: digests what is lazy at the launch and again at the fence. If
-     * something was changed in between, the fence names it with
-     * LG_ERR_CONFLICT, and the save fails. Costs two passes over the memory. */
-    LG_LAUNCH_CHECK_SOURCES = 1u << 1
-};
-
-typedef struct lg_launch_options {
-    size_t size; /* LG_LAUNCH_OPTIONS_INIT sets it */
-    uint32_t flags;
-    uint32_t copy_threads; /* that copy before the launch returns; 0 = one a processor, at most 8 */
-    uint32_t lazy_threads; /* that copy in the background; 0 = 1 */
-    uint32_t max_skips;    /* LG_LAUNCH_SKIP: after so many in a row it waits; 0 = 10 */
-} lg_launch_options;
-
-#define LG_LAUNCH_OPTIONS_INIT                \
-    {                                         \
-        sizeof(lg_launch_options), 0, 0, 0, 0 \
-    }
-
-typedef enum lg_skip_reason {
-    LG_SKIP_NONE = 0,
-    LG_SKIP_COMMITTED = 1, /* LG_SAVE_IF_NEW: this step is there already */
-    LG_SKIP_IN_FLIGHT = 2  /* LG_LAUNCH_SKIP */
-} lg_skip_reason;
-
-typedef struct lg_launch_info {
-    uint64_t step;
-    lg_generation generation;
-    char folder[72];        /* its name once it is committed */
-    lg_skip_reason skipped; /* why nothing was launched */
-    uint64_t bytes_staged;  /* copied before the launch returned, by this rank */
-    uint64_t bytes_lazy;    /* to be copied until the fence, by this rank */
-    int windowed;           /* the part did not fit the staging memory: copied as it is written */
-    double seconds;         /* the launch took, with its waiting */
-} lg_launch_info;
-
-/* Collective. Starts the save that `save` describes and returns when all that
- * is not LG_TENSOR_LAZY has been copied; frees `save` whatever the result.
- * `options` and `info` may be NULL. On failure nothing is in flight, and every
- * rank gets the same error; it may be that of the save before. */
-LG_API lg_status lg_save_launch(lg_save *save, const lg_launch_options *options, lg_launch_info *info, lg_error *err);
-
-/* *staged: has everything been copied that the last launch wanted? Not
- * collective, does not wait. */
-LG_API lg_status lg_session_staged(lg_session *session, int *staged, lg_error *err);
-
-/* Waits until everything is copied: the trainer may then change what it
- * launched as LG_TENSOR_LAZY. Not collective. LG_ERR_TIMEOUT after
- * `deadline_ms`: the memory is still being read. A failed save holds nothing
- * any more and is told by the next collective call, not here. */
-LG_API lg_status lg_session_fence(lg_session *session, uint64_t deadline_ms, lg_error *err);
-
-/* Collective. Waits until the save in flight is durable on all ranks, or has
- * failed: every rank gets the same result. `info` (may be NULL) is that of the
- * newest save of the session that was launched and committed, all zero if there
- * is none. LG_ERR_TIMEOUT after `deadline_ms` (0 = the session's) names the
- * ranks and what they are at; the save stays in flight. */
-LG_API lg_status lg_session_wait(lg_session *session, uint64_t deadline_ms, lg_save_info *info, lg_error *err);
+/* Saving while training goes on: lg_save_launch, in <lastgood/background.h>,
+ * which this header includes at its end. */
 
 /* ------------------------------------------------------------------ resuming */
 
@@ -986,5 +908,7 @@ LG_API lg_status lg_sampler_load(lg_sampler *s, lg_checkpoint *c, const char *ke
 #ifdef __cplusplus
 }
 #endif
+
+#include <lastgood/background.h>
 
 #endif

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/thread.h"
 
+#include "base/hash.h"
+
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>
@@ -42,6 +44,12 @@ bool lg__cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock, uint64_t unti
 {
     const struct timespec t = {.tv_sec = (time_t)(until / 1000), .tv_nsec = (long)(until % 1000) * 1000000};
     return pthread_cond_timedwait(c, lock, &t) != ETIMEDOUT;
+}
+
+uint64_t lg__deadline(uint64_t ms)
+{
+    const uint64_t now = lg__now_ms();
+    return ms > UINT64_MAX - now ? UINT64_MAX : now + ms;
 }
 
 void lg__pause(uint64_t waited_ms)

@@ -20,6 +20,9 @@ void lg__cond_init(pthread_cond_t *c);
 /* Waits until signalled, or `until` (lg__now_ms); false when it has passed. */
 bool lg__cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock, uint64_t until);
 
+/* The moment `ms` from now, by lg__now_ms; never before now. */
+uint64_t lg__deadline(uint64_t ms);
+
 /* Between two looks at something that cannot be waited for: a millisecond at
  * first, later a tenth of the time waited, a tenth of a second at most. */
 void lg__pause(uint64_t waited_ms);

@@ -28,9 +28,10 @@ struct lg__background {
     lg__save_ids ids;
     lg__save_hooks hooks;
     uint64_t began;
-    uint64_t forks;
+    uint64_t deadline_ms; /* the session's */
     pthread_t thread;
     bool has_thread;
+    bool inline_work;  /* no thread was to be had: the launch does the work itself */
     lg_error begin;    /* trouble of this rank before the work began */
     uint32_t *sources; /* LG_LAUNCH_CHECK_SOURCES: of each lazy box; NULL: not asked for */
     size_t n_sources;
@@ -49,38 +50,88 @@ struct lg__background {
 
 _Atomic uint32_t lg__background_left;
 
+static lg_status check_sources(lg__background *job, lg_error *err);
+
 /* ------------------------------------------------- what the program's end does
  *
  * A program that returns from main without closing its session loses nothing
  * that it launched. */
 
 static pthread_mutex_t running_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t running_changed; /* a save is over, or struck off */
 static lg__background *running;
+
+static void before_fork(void) { pthread_mutex_lock(&running_lock); }
+static void after_fork(void) { pthread_mutex_unlock(&running_lock); }
+
+/* The parent's saves are not the child's, and their threads are not here. */
+static void in_child(void)
+{
+    running = NULL;
+    lg__cond_init(&running_changed);
+    pthread_mutex_unlock(&running_lock);
+}
+
+/* Those that a closed session left behind are freed by their own threads, so
+ * none is touched without the lock. */
+static bool find_running(lg__background **unchecked)
+{
+    bool any = false;
+    *unchecked = NULL;
+    for (lg__background *job = running; job != NULL; job = job->next) {
+        pthread_mutex_lock(&job->lock);
+        any = any || !job->done;
+        if (job->staged && !job->checked && !job->abandoned) {
+            *unchecked = job;
+        }
+        pthread_mutex_unlock(&job->lock);
+    }
+    return any;
+}
 
 static void finish_all(void)
 {
     pthread_mutex_lock(&running_lock);
-    lg__background *job = running;
-    pthread_mutex_unlock(&running_lock);
-    for (; job != NULL; job = job->next) { /* nobody else launches or settles any more */
-        lg_error ignored = LG_ERROR_INIT;
-        if (job->forks == lg__forks() && lg__background_wait(job, job->s->deadline_ms, &ignored) == LG_OK &&
-            job->has_thread) {
-            pthread_join(job->thread, NULL);
-            job->has_thread = false;
-        }
+    uint64_t longest = 0;
+    for (lg__background *job = running; job != NULL; job = job->next) {
+        longest = job->deadline_ms > longest ? job->deadline_ms : longest;
     }
+    const uint64_t until = lg__deadline(longest);
+    lg__background *unchecked;
+    while (find_running(&unchecked) && lg__now_ms() < until) {
+        if (unchecked != NULL) { /* nobody fences any more; nor settles, so it stays */
+            lg_error ignored = LG_ERROR_INIT;
+            pthread_mutex_unlock(&running_lock);
+            (void)check_sources(unchecked, &ignored);
+            pthread_mutex_lock(&running_lock);
+            continue;
+        }
+        (void)lg__cond_wait_until(&running_changed, &running_lock, until);
+    }
+    pthread_mutex_unlock(&running_lock);
 }
 
-static void at_exit(void) { (void)atexit(finish_all); }
+static void prepare_for_exit_and_fork(void)
+{
+    lg__cond_init(&running_changed);
+    (void)pthread_atfork(before_fork, after_fork, in_child);
+    (void)atexit(finish_all);
+}
 
 static void enlist(lg__background *job)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, at_exit);
+    pthread_once(&once, prepare_for_exit_and_fork);
     pthread_mutex_lock(&running_lock);
     job->next = running;
     running = job;
+    pthread_mutex_unlock(&running_lock);
+}
+
+static void wake_exit(void)
+{
+    pthread_mutex_lock(&running_lock);
+    pthread_cond_broadcast(&running_changed);
     pthread_mutex_unlock(&running_lock);
 }
 
@@ -90,6 +141,7 @@ static void strike_off(lg__background *job)
     for (lg__background **at = &running; *at != NULL; at = &(*at)->next) {
         if (*at == job) {
             *at = job->next;
+            pthread_cond_broadcast(&running_changed);
             break;
         }
     }
@@ -121,6 +173,7 @@ static void on_staged(void *arg)
     }
     pthread_cond_broadcast(&job->changed);
     pthread_mutex_unlock(&job->lock);
+    wake_exit();
 }
 
 static void on_gathered(const lg__plan_box *box, void *arg)
@@ -157,6 +210,7 @@ static void over(lg__background *job, const result *r, lg_status status, const l
     bool abandoned = job->abandoned;
     pthread_cond_broadcast(&job->changed);
     pthread_mutex_unlock(&job->lock);
+    wake_exit();
     if (abandoned) { /* nobody else knows of it any more */
         lg_session *s = job->s;
         s->job = NULL;
@@ -232,6 +286,9 @@ static lg_status check_sources(lg__background *job, lg_error *err)
 static lg_status await_check(lg__background *job, lg_error *err)
 {
     lg_status st = LG_OK;
+    if (job->inline_work) { /* nobody else could; all is read, so this waits for a moment at most */
+        LG__TRY(lg__background_fence(job, UINT64_MAX, err));
+    }
     pthread_mutex_lock(&job->lock);
     while (!job->checked) {
         pthread_cond_wait(&job->changed, &job->lock);
@@ -284,6 +341,19 @@ static lg_status lead(lg__background *job, const lg__bulletin *b, const lg__writ
     return st;
 }
 
+/* Where the disk is too full to say so: what this rank wrote goes. Only before
+ * anything could be committed. */
+static void make_room(const lg__background *job)
+{
+    lg_error ignored = LG_ERROR_INIT;
+    for (size_t i = 0; job->plan != NULL && i < job->plan->n_files; i++) {
+        char path[2 * LG__NAME_MAX];
+        if (lg__path_join(path, sizeof path, job->a.folder, job->plan->files[i].name)) {
+            (void)lg__store_remove_file(job->s->store, path, &ignored);
+        }
+    }
+}
+
 static lg_status lead_to_the_end(lg__background *job, const lg__bulletin *b, lg_status st, const lg__written *mine,
                                  result *r, lg_error *err)
 {
@@ -293,7 +363,10 @@ static lg_status lead_to_the_end(lg__background *job, const lg__bulletin *b, lg_
         st = lead(job, b, mine, r, &committed, err);
     }
     r->in_place = committed && st != LG_OK;
-    lg__bulletin_announce(b, committed ? LG_OK : st, err);
+    if (!lg__bulletin_announce(b, committed ? LG_OK : st, err) && r->own) {
+        make_room(job);
+        (void)lg__bulletin_announce(b, st, err);
+    }
     if (!committed) {
         lg_error ignored = LG_ERROR_INIT;
         lg__attempt_fail(s->store, job->a.folder, job->a.run_id, job->a.generation, job->a.token, s->epoch, &ignored);
@@ -317,7 +390,10 @@ static lg_status follow(lg__background *job, const lg__bulletin *b, lg_status st
     }
     if (st != LG_OK) {
         lg_error ignored = LG_ERROR_INIT;
-        (void)lg__bulletin_post(b, st, mine, err, &ignored); /* else the coordinator's deadline tells */
+        if (lg__bulletin_post(b, st, mine, err, &ignored) != LG_OK) {
+            make_room(job);
+            (void)lg__bulletin_post(b, st, mine, err, &ignored); /* else the coordinator's deadline tells */
+        }
         return st;
     }
     st = lg__bulletin_post(b, LG_OK, mine, err, err);
@@ -326,12 +402,18 @@ static lg_status follow(lg__background *job, const lg__bulletin *b, lg_status st
     return st != LG_OK ? st : lg__bulletin_watch(b, job->s->deadline_ms, err);
 }
 
+static lg__bulletin bulletin_of(const lg__background *job)
+{
+    const lg_session *s = job->s;
+    return (lg__bulletin){
+        .store = s->store, .kv = s->kv, .attempt = &job->a, .epoch = s->epoch, .rank = s->rank, .world = s->world};
+}
+
 static void *work(void *arg)
 {
     lg__background *job = arg;
     lg_session *s = job->s;
-    const lg__bulletin b = {
-        .store = s->store, .kv = s->kv, .attempt = &job->a, .epoch = s->epoch, .rank = s->rank, .world = s->world};
+    const lg__bulletin b = bulletin_of(job);
     lg_error err = job->begin;
     lg__written written = {0};
     lg_status st = err.status == LG_OK ? write_part(job, &written, &err) : err.status;
@@ -363,15 +445,21 @@ static lg_status digest_before(lg__background *job, lg_error *err)
     return job->sources == NULL ? lg__nomem(err) : digest_sources(job, false, err);
 }
 
+static void release(lg_session *s)
+{
+    lg__pages_free(s->pages, s->pages_bytes);
+    s->pages = NULL;
+    s->pages_bytes = 0;
+}
+
 /* Memory for copies: kept by the session from one save to the next. */
 static char *reserve(lg_session *s, uint64_t bytes)
 {
     if (bytes > SIZE_MAX / 2) {
         return NULL;
     }
-    if (s->pages_bytes < bytes) {
-        lg__pages_free(s->pages, s->pages_bytes);
-        s->pages_bytes = 0;
+    if (s->pages == NULL || s->pages_bytes < bytes) {
+        release(s);
         s->pages = lg__pages_new((size_t)bytes);
         s->pages_bytes = s->pages == NULL ? 0 : (size_t)bytes;
     }
@@ -392,27 +480,29 @@ static lg_status pack_run(const uint8_t *data, uint64_t bytes, uint64_t at, void
 /* Where the part does not fit: copies aside what is not lazy, the last boxes
  * first, as much as half of the memory holds; the boxes then are read from
  * there. The launch waits until the rest has been written. */
-static lg_status put_aside(lg__background *job, uint64_t cap, uint64_t *staged, lg_error *err)
+static lg_status put_aside(lg__background *job, uint64_t cap, lg_launch_info *info, lg_error *err)
 {
-    uint64_t eager = 0;
+    uint64_t bytes = 0, left = 0;
     for (size_t f = 0; f < job->plan->n_files; f++) {
         for (size_t i = 0; i < job->plan->files[f].n_boxes; i++) {
             const lg__plan_box *box = &job->plan->files[f].boxes[i];
-            uint64_t bytes = 0;
             LG__TRY(lg__shape_bytes(box->dtype, box->box.ndim, box->box.size, &bytes, err));
-            eager += box->lazy ? 0 : bytes;
+            *(box->lazy ? &info->bytes_lazy : &info->bytes_staged) += bytes;
             job->to_gather++;
             job->to_gather_eager += box->lazy ? 0 : 1;
         }
     }
-    uint64_t left = eager < cap / 2 ? eager : cap / 2;
-    uint8_t *to = left > 0 ? (uint8_t *)reserve(job->s, left) : NULL;
+    left = info->bytes_staged < cap / 2 ? info->bytes_staged : cap / 2;
+    lg_session *s = job->s;
+    if (s->pages_bytes > left) { /* of a launch that fitted: the cap is for all of it */
+        release(s);
+    }
+    uint8_t *to = left > 0 ? (uint8_t *)reserve(s, left) : NULL;
     lg__scratch scratch = {.bytes = SOURCES_SCRATCH, .data = lg__malloc(SOURCES_SCRATCH)};
     lg_status st = scratch.data == NULL ? lg__nomem(err) : LG_OK;
     for (size_t f = job->plan->n_files; to != NULL && f-- > 0;) {
         for (size_t i = job->plan->files[f].n_boxes; st == LG_OK && i-- > 0;) {
             lg__plan_box *box = &job->plan->files[f].boxes[i];
-            uint64_t bytes = 0;
             st = lg__shape_bytes(box->dtype, box->box.ndim, box->box.size, &bytes, err);
             if (st != LG_OK || box->lazy || bytes > left) {
                 continue;
@@ -426,7 +516,6 @@ static lg_status put_aside(lg__background *job, uint64_t cap, uint64_t *staged, 
             job->to_gather_eager--;
             to += bytes;
             left -= bytes;
-            *staged += bytes;
         }
     }
     lg__free(scratch.data);
@@ -455,9 +544,8 @@ static lg_status stage_all(lg__background *job, const lg_launch_options *o, lg_l
     info->windowed = 1;
     const uint64_t least = UINT64_C(1) << 20;
     const uint64_t have = cap != 0 ? cap : s->buffer_bytes;
-    LG__TRY(put_aside(job, have, &info->bytes_staged, err));
-    info->bytes_lazy = job->plan->bytes - info->bytes_staged;
-    const uint64_t rest = have - (info->bytes_staged < have ? info->bytes_staged : have);
+    LG__TRY(put_aside(job, have, info, err));
+    const uint64_t rest = have - (s->pages_bytes < have ? s->pages_bytes : have);
     job->save->buffer_bytes = rest < least ? least : rest;
     return LG_OK;
 }
@@ -465,11 +553,12 @@ static lg_status stage_all(lg__background *job, const lg_launch_options *o, lg_l
 static lg_status prepare(lg__background *job, const lg_launch_options *o, lg_launch_info *info, lg_error *err)
 {
     LG__TRY(lg__plan_make(job->save, &job->ids, &job->plan, err));
-    if ((o->flags & LG_LAUNCH_CHECK_SOURCES) != 0) {
+    LG__TRY(stage_all(job, o, info, err));
+    if ((o->flags & LG_LAUNCH_CHECK_SOURCES) != 0) { /* of what is left in place */
         LG__TRY(digest_before(job, err));
         job->checked = false;
     }
-    return stage_all(job, o, info, err);
+    return LG_OK;
 }
 
 static lg_status before_sums(void *arg, lg_error *err) { return await_check(arg, err); }
@@ -482,7 +571,7 @@ lg_status lg__background_new(lg_session *s, lg_save *save, lg__background **out,
     }
     *job = (lg__background){.s = s,
                             .save = save,
-                            .forks = lg__forks(),
+                            .deadline_ms = s->deadline_ms,
                             .phase = LG_PHASE_STAGING,
                             .checked = true,
                             .begin = LG_ERROR_INIT,
@@ -522,9 +611,8 @@ void lg__background_start(lg__background *job, const lg__attempt *a, const lg_la
         lg__stage_start_lazy(job->stage, o->lazy_threads != 0 ? o->lazy_threads : 1, on_staged, job);
     }
     job->has_thread = lg__thread_start(&job->thread, work, job);
-    if (!job->has_thread) { /* none is to be had: here and now */
-        lg_error ignored = LG_ERROR_INIT;
-        (void)check_sources(job, &ignored);
+    if (!job->has_thread) {
+        job->inline_work = true;
         work(job);
     }
     pthread_mutex_lock(&job->lock);
@@ -561,7 +649,7 @@ lg_status lg__background_wait(lg__background *job, uint64_t deadline_ms, lg_erro
     if (job == NULL) {
         return LG_OK;
     }
-    const uint64_t until = lg__now_ms() + deadline_ms;
+    const uint64_t until = lg__deadline(deadline_ms);
     lg_error ignored = LG_ERROR_INIT;
     lg_status st = lg__background_fence(job, deadline_ms, &ignored); /* for its check */
     pthread_mutex_lock(&job->lock);
@@ -583,7 +671,7 @@ lg_status lg__background_fence(lg__background *job, uint64_t deadline_ms, lg_err
     if (job == NULL) {
         return LG_OK;
     }
-    const uint64_t until = lg__now_ms() + deadline_ms;
+    const uint64_t until = lg__deadline(deadline_ms);
     pthread_mutex_lock(&job->lock);
     while (!job->staged && lg__now_ms() < until) {
         (void)lg__cond_wait_until(&job->changed, &job->lock, until);
@@ -646,6 +734,8 @@ void lg__background_free(lg__background *job)
 void lg__background_settle(lg_session *s, bool committed, bool in_place, uint64_t bytes_total)
 {
     lg__background *job = s->job;
+    const lg__bulletin b = bulletin_of(job);
+    lg__bulletin_clear(&b);
     s->job = NULL;
     if (committed || in_place) {
         lg__commit_remember(s, job->info.step, &job->a);
@@ -679,6 +769,11 @@ lg_status lg__background_close(lg_session *s, bool *left, lg_error *err)
         pthread_mutex_lock(&job->lock);
         const bool runs = !job->done;
         if (runs) {
+            if (!job->checked) { /* nobody will */
+                lg_error_set(&job->err, LG_ERR_STATE, "closed before the sources could be checked");
+                job->checked = true;
+                pthread_cond_broadcast(&job->changed);
+            }
             job->abandoned = true;
             atomic_fetch_add(&lg__background_left, 1);
             job->has_thread = false;
@@ -697,7 +792,7 @@ lg_status lg__background_close(lg_session *s, bool *left, lg_error *err)
         st = job->err.status;
         lg_error_wrap(err, "save step %" PRIu64 " in the background", job->info.step);
     }
-    if (job->failed && lg__is_coordinator(s) && !job->in_place) {
+    if (job->failed && s->world == 1 && !job->in_place) { /* else the cause stays for ranks that still look */
         lg__attempt_forget(s->store, job->a.folder, job->a.token, s->epoch);
     }
     s->job = NULL;

@@ -337,7 +337,7 @@ static lg_status take_written(const lg__bulletin *b, uint32_t rank, uint64_t unt
 
 static lg_status collect(const lg__bulletin *b, uint64_t deadline_ms, seen *s, lg__written *written, lg_error *err)
 {
-    const uint64_t began = lg__now_ms(), until = began + deadline_ms;
+    const uint64_t began = lg__now_ms(), until = lg__deadline(deadline_ms);
     for (bool all = false;;) {
         LG__TRY(b->kv != NULL ? look_by_keys(b, s, written, &all, err) : look_by_files(b, s, &all, err));
         if (all) {
@@ -370,7 +370,7 @@ lg_status lg__bulletin_collect(const lg__bulletin *b, uint64_t deadline_ms, lg__
 
 /* ------------------------------------------------------------------- result */
 
-void lg__bulletin_announce(const lg__bulletin *b, lg_status result, const lg_error *cause)
+bool lg__bulletin_announce(const lg__bulletin *b, lg_status result, const lg_error *cause)
 {
     lg_error ignored = LG_ERROR_INIT;
     if (b->kv != NULL && b->world > 1) {
@@ -379,8 +379,21 @@ void lg__bulletin_announce(const lg__bulletin *b, lg_status result, const lg_err
         result_key(b, key);
         (void)put_key(b, key, result, &nothing, cause, &ignored);
     }
-    if (result != LG_OK) {
-        (void)put_file(b, LG__FAILED, result, cause, &ignored);
+    return result == LG_OK || put_file(b, LG__FAILED, result, cause, &ignored) == LG_OK;
+}
+
+void lg__bulletin_clear(const lg__bulletin *b)
+{
+    if (b->kv == NULL || b->kv->ops->remove == NULL || b->world == 1) {
+        return;
+    }
+    char key[KEY_BYTES];
+    lg_error ignored = LG_ERROR_INIT;
+    rank_key(b, b->rank, key);
+    (void)b->kv->ops->remove(b->kv->ctx, key, &ignored);
+    if (b->rank == 0) {
+        result_key(b, key);
+        (void)b->kv->ops->remove(b->kv->ctx, key, &ignored);
     }
 }
 

@@ -30,10 +30,13 @@ lg_status lg__bulletin_post(const lg__bulletin *b, lg_status mine, const lg__wri
 lg_status lg__bulletin_collect(const lg__bulletin *b, uint64_t deadline_ms, lg__written *written, lg_error *err);
 
 /* The coordinator tells the result: LG_OK committed, else *cause. With files
- * only the cause needs telling. */
-void lg__bulletin_announce(const lg__bulletin *b, lg_status result, const lg_error *cause);
+ * only the cause needs telling; false: that could not be written. */
+bool lg__bulletin_announce(const lg__bulletin *b, lg_status result, const lg_error *cause);
 
 /* On the others: waits for the result. */
 lg_status lg__bulletin_watch(const lg__bulletin *b, uint64_t deadline_ms, lg_error *err);
+
+/* Every rank knows the result: this rank's keys go. */
+void lg__bulletin_clear(const lg__bulletin *b);
 
 #endif

@@ -161,8 +161,8 @@ static lg_status check_opening(uint32_t rank, const opening *o, size_t bytes, co
 
 /* One all-gather; the result is the same on all ranks. *same: the summaries of
  * undeclared replicas are equal everywhere. `save` is NULL when there is none. */
-static lg_status open_exchange(lg_session *s, lg_save *save, lg__purpose purpose, lg_status mine, size_t *sizes,
-                               bool *same, verdict *v, lg_error *err)
+static lg_status open_exchange(lg_session *s, lg_save *save, lg__purpose purpose, uint64_t later_ms, lg_status mine,
+                               size_t *sizes, bool *same, verdict *v, lg_error *err)
 {
     opening o;
     const lg__last last = lg__background_last(s->job);
@@ -182,8 +182,9 @@ static lg_status open_exchange(lg_session *s, lg_save *save, lg__purpose purpose
     memcpy(text + sizeof o, err->message, o.message_bytes);
     memcpy(text + sizeof o + o.message_bytes, last.err.message, o.last_message_bytes);
     void *all = NULL;
+    const uint64_t deadline_ms = later_ms > UINT64_MAX - s->deadline_ms ? UINT64_MAX : s->deadline_ms + later_ms;
     lg_status st = lg__comm_all_gather(s->comm, text, sizeof o + o.message_bytes + o.last_message_bytes, &all, sizes,
-                                       s->deadline_ms, err);
+                                       deadline_ms, err);
     if (st != LG_OK) {
         return lg_error_wrap(err, "waiting for all ranks to call %s", calls[purpose]);
     }
@@ -218,7 +219,22 @@ static lg_status open_exchange(lg_session *s, lg_save *save, lg__purpose purpose
         }
     }
     lg_free(all);
+    if (st == LG_ERR_TIMEOUT && v->state == LG__LAST_IN_FLIGHT && v->status != LG_OK) {
+        /* One rank has failed and the coordinator, who cannot know yet, still waits for it. */
+        char late[LG_ERROR_MESSAGE_MAX];
+        lg__text_copy(late, sizeof late, err->message);
+        lg_error_set(err, st, "%s; meanwhile %s (%s)", late, v->err.message, lg_status_name(v->status));
+        err->rank = v->err.rank;
+    }
     return st;
+}
+
+void lg__commit_superseded(lg_session *s, lg_status st, const lg_error *err)
+{
+    if (st == LG_ERR_SUPERSEDED && s->broken == LG_OK) {
+        s->broken = st;
+        lg__text_copy(s->broken_message, sizeof s->broken_message, err->message);
+    }
 }
 
 /* Settles the save before, whose fate all ranks know now. Its failure is the
@@ -235,10 +251,7 @@ static lg_status settle_last(lg_session *s, const verdict *v, lg_error *err)
     *err = v->err;
     err->status = v->status;
     lg_error_wrap(err, "save step %" PRIu64 " in the background", v->step);
-    if (v->status == LG_ERR_SUPERSEDED && s->broken == LG_OK) {
-        s->broken = v->status;
-        lg__text_copy(s->broken_message, sizeof s->broken_message, err->message);
-    }
+    lg__commit_superseded(s, v->status, err);
     return v->status;
 }
 
@@ -713,7 +726,7 @@ lg_status lg__commit_open(lg_save *save, lg__purpose purpose, bool sync_root, sc
     bool same = true;
     verdict v = {0};
     *a = (attempt){0};
-    LG__TRY(open_exchange(s, save, purpose, mine, to->sizes, &same, &v, err));
+    LG__TRY(open_exchange(s, save, purpose, 0, mine, to->sizes, &same, &v, err));
     if (v.state == LG__LAST_IN_FLIGHT) {
         LG__RETURN_IF(purpose != LG__TO_LAUNCH_OR_SKIP, err, LG_ERR_INTERNAL, "a save is in flight");
         a->skip = LG_SKIP_IN_FLIGHT;
@@ -744,13 +757,13 @@ lg_status lg__commit_open(lg_save *save, lg__purpose purpose, bool sync_root, sc
     return LG_OK;
 }
 
-lg_status lg__commit_settle(lg_session *s, lg_status mine, lg_error *err)
+lg_status lg__commit_settle(lg_session *s, uint64_t later_ms, lg_status mine, lg_error *err)
 {
     bool same;
     verdict v = {0};
     size_t *sizes = lg__calloc(s->comm->size, sizeof *sizes);
     LG__RETURN_IF(sizes == NULL, err, LG_ERR_NOMEM, "out of memory");
-    lg_status st = open_exchange(s, NULL, LG__TO_WAIT, mine, sizes, &same, &v, err);
+    lg_status st = open_exchange(s, NULL, LG__TO_WAIT, later_ms, mine, sizes, &same, &v, err);
     lg__free(sizes);
     return st != LG_OK ? st : settle_last(s, &v, err);
 }
@@ -840,10 +853,7 @@ lg_status lg_save_commit(lg_save *save, lg_save_info *info, lg_error *err)
     if (st != LG_OK) {
         s->status.saves_failed++;
         lg_error_wrap(err, "save step %" PRIu64, save->step);
-        if (st == LG_ERR_SUPERSEDED && s->broken == LG_OK) {
-            s->broken = st;
-            lg__text_copy(s->broken_message, sizeof s->broken_message, err->message);
-        }
+        lg__commit_superseded(s, st, err);
     } else if (info != NULL) {
         *info = result;
     }

@@ -38,8 +38,9 @@ typedef enum lg__purpose { LG__TO_COMMIT = 1, LG__TO_LAUNCH, LG__TO_LAUNCH_OR_SK
 lg_status lg__commit_open(lg_save *save, lg__purpose purpose, bool sync_root, lg__commit_scratch *to, lg_status mine,
                           lg__attempt *a, lg_status *local, lg_error *local_err, lg_error *err);
 
-/* An exchange without a save: settles what is in flight (lg_session_wait). */
-lg_status lg__commit_settle(lg_session *s, lg_status mine, lg_error *err);
+/* An exchange without a save: settles what is in flight (lg_session_wait). Other
+ * ranks may come up to `later_ms` later. */
+lg_status lg__commit_settle(lg_session *s, uint64_t later_ms, lg_status mine, lg_error *err);
 
 void lg__commit_ids(const lg_session *s, const lg__attempt *a, lg__save_ids *out);
 
@@ -57,6 +58,9 @@ lg_status lg__commit_coordinate(lg_save *save, const lg__attempt *a, const lg__w
 /* Does a committed manifest of this very attempt lie in `folder`? *other tells
  * that some manifest (or tombstone) is there that is not ours. */
 bool lg__commit_is_ours(lg_store *store, const char *folder, const char *token, bool *other);
+
+/* Every later save of a session that was superseded fails with this. */
+void lg__commit_superseded(lg_session *s, lg_status st, const lg_error *err);
 
 /* What later saves follow: the run and the parent. A checkpoint that is in
  * place counts even where the save is reported as failed. */

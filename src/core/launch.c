@@ -42,7 +42,10 @@ static lg_status launch(lg_save **save, const lg_launch_options *o, lg_launch_in
     o = o != NULL && mine == LG_OK ? o : &defaults;
     lg__commit_scratch to;
     lg_status ready = lg__commit_scratch_new(s->comm->size, &to, mine == LG_OK ? err : &(lg_error)LG_ERROR_INIT);
-    LG__RETURN_IF(to.sizes == NULL, err, LG_ERR_NOMEM, "out of memory");
+    if (to.sizes == NULL) { /* not even for the exchange that would tell it */
+        lg__commit_scratch_free(&to);
+        return lg__nomem(err);
+    }
     mine = mine == LG_OK ? ready : mine;
     lg__background *job = NULL;
     if (mine == LG_OK) {
@@ -95,6 +98,7 @@ lg_status lg_save_launch(lg_save *save, const lg_launch_options *options, lg_lau
         if (st != LG_OK && failed == s->status.saves_failed) { /* not that of the save before */
             s->status.saves_failed++;
             lg_error_wrap(err, "save step %" PRIu64, step);
+            lg__commit_superseded(s, st, err);
         }
     }
     lg_save_abort(save);
@@ -127,8 +131,9 @@ lg_status lg_session_wait(lg_session *session, uint64_t deadline_ms, lg_save_inf
     LG__ERR(err);
     LG__RETURN_IF(session == NULL, err, LG_ERR_INVALID, "lg_session_wait: no session");
     LG__TRY(lg__session_usable(session, "lg_session_wait", err));
-    lg_status st = lg__background_wait(session->job, deadline_ms != 0 ? deadline_ms : session->deadline_ms, err);
-    st = lg__commit_settle(session, st, err);
+    const uint64_t wait_ms = deadline_ms != 0 ? deadline_ms : session->deadline_ms;
+    lg_status st = lg__background_wait(session->job, wait_ms, err);
+    st = lg__commit_settle(session, wait_ms, st, err);
     if (st == LG_OK && info != NULL) {
         *info = session->last_launched;
     }

@@ -52,6 +52,18 @@ void run_ranks(uint32_t world, lg_store *store, void (*fn)(rank_env *env), void 
     free(args);
 }
 
+void run_all(uint32_t world, lg_store *store, void (*fn)(rank_env *env), void *arg)
+{
+    rank_env env[RANKS_MAX];
+    assert_true(world <= RANKS_MAX);
+    run_ranks(world, store, fn, arg, env);
+    for (uint32_t i = 0; i < world; i++) {
+        if (env[i].status != LG_OK) {
+            fail_msg("rank %u: %s: %s", i, lg_status_name(env[i].status), env[i].err.message);
+        }
+    }
+}
+
 /* -------------------------------------------------------------------- model */
 
 #define ROWS 13
@@ -309,6 +321,67 @@ lg_status model_targets(lg_load *load, void *arg, lg_error *err)
         st = model_load_state(m, lg_load_checkpoint(load), err);
     }
     return st;
+}
+
+/* ----------------------------------------------------------------- sessions */
+
+lg_status open_session(rank_env *env, lg_session_options o, lg_session **out)
+{
+    o.comm = env->comm;
+    o.store = env->store;
+    lg_status st = lg_session_open("root", &o, out, &env->err);
+    if (st != LG_OK) {
+        return st;
+    }
+    model m;
+    model_init(&m, env->rank, env->world);
+    lg_resume_result *r = NULL;
+    st = lg_resume(*out, NULL, model_targets, &m, &r, &env->err);
+    lg_resume_result_free(r);
+    if (st != LG_OK && st != LG_ERR_EMPTY) {
+        lg_session_close(*out, NULL);
+    }
+    return st == LG_ERR_EMPTY ? LG_OK : st;
+}
+
+uint64_t newest(lg_store *store)
+{
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.store = store;
+    o.flags = LG_SESSION_READ_ONLY;
+    lg_session *s;
+    lg_error err = LG_ERROR_INIT;
+    assert_int_equal(lg_session_open("root", &o, &s, &err), LG_OK);
+    model m;
+    model_init(&m, 0, 1);
+    lg_resume_result *r = NULL;
+    lg_status st = lg_resume(s, NULL, model_targets, &m, &r, &err);
+    uint64_t step = 0;
+    if (st == LG_OK) {
+        step = r->step;
+        if (model_wrong(&m, step) != NULL) {
+            fail_msg("step %llu was loaded wrong: %s", (unsigned long long)step, model_wrong(&m, step));
+        }
+    } else if (st != LG_ERR_EMPTY) {
+        fail_msg("resume: %s", err.message);
+    }
+    lg_resume_result_free(r);
+    lg_session_close(s, NULL);
+    return step;
+}
+
+lg_session *open_alone(const char *path, lg_error *err)
+{
+    lg_session *s = NULL;
+    if (lg_session_open(path, NULL, &s, err) != LG_OK) {
+        return NULL;
+    }
+    model m;
+    model_init(&m, 0, 1);
+    lg_resume_result *r = NULL;
+    lg_status st = lg_resume(s, NULL, model_targets, &m, &r, err);
+    lg_resume_result_free(r);
+    return st == LG_OK || st == LG_ERR_EMPTY ? s : NULL;
 }
 
 /* -------------------------------------------------------------------- roots */

@@ -23,6 +23,10 @@ typedef struct rank_env {
  * results; status and err are the function's. */
 void run_ranks(uint32_t world, lg_store *store, void (*fn)(rank_env *env), void *arg, rank_env *env);
 
+#define RANKS_MAX 8
+/* The same; a rank's failure fails the test. */
+void run_all(uint32_t world, lg_store *store, void (*fn)(rank_env *env), void *arg);
+
 /* cmocka's assertions do not work in threads: a rank says here what it found
  * wrong, and its status becomes LG_ERR_INTERNAL. */
 #define RANK_CHECK(env, cond)                                                                                 \
@@ -71,6 +75,15 @@ lg_status model_launch(lg_session *s, const model *m, uint64_t step, const lg_la
                        lg_error *err);
 lg_status model_targets(lg_load *load, void *m, lg_error *err); /* lg_targets_fn */
 lg_status model_load_state(model *m, lg_checkpoint *c, lg_error *err);
+
+/* A session of this rank on env's store (o's comm and store are set), resumed or
+ * fresh. */
+lg_status open_session(rank_env *env, lg_session_options o, lg_session **out);
+/* The same in this process alone; NULL: it failed. */
+lg_session *open_alone(const char *path, lg_error *err);
+/* The newest good step there, loaded by one rank and compared; 0 if none. Fails
+ * the test on any other error. */
+uint64_t newest(lg_store *store);
 
 /* ---- roots: a fresh one of each kind */
 enum { ROOT_POSIX, ROOT_MEMORY, ROOT_NO_RENAME, ROOT_KINDS };
