@@ -330,6 +330,7 @@ lg_status lg_session_get_status(const lg_session *session, lg_session_status *ou
 {
     LG__ERR(err);
     LG__RETURN_IF(session == NULL || out == NULL, err, LG_ERR_INVALID, "lg_session_get_status: NULL");
+    LG__TRY(lg__session_usable(session, "lg_session_get_status", err));
     lg_session *s = (lg_session *)(uintptr_t)session; /* for its lock */
     pthread_mutex_lock(&s->lock);
     *out = s->status;
