@@ -313,13 +313,14 @@ class Save:
         """Starts to write in the background, and returns when all that is not lazy has been copied. *Collective.* When
         it raises, nothing was launched, on all ranks; the error may be that of the save before, which is told once.
         """
-        options = (self._options or LaunchOptions()).struct()
+        options = self._options or LaunchOptions()
+        o = options.struct()
         out = ffi.new("lg_launch_info *")
         session = self._session
         session.make_room(options)
         try:
             with session.pointer, session.reading(self._lazy):
-                call(lib.lg_save_launch, self._pointer.consume(), options, out)
+                call(lib.lg_save_launch, self._pointer.consume(), o, out)
         finally:
             self._keep.clear()
             self._lazy = []
