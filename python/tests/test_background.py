@@ -72,8 +72,8 @@ def state(kind):
 
 def add_one(tree):
     with torch.no_grad():
-        for array in tree.values():
-            array += 1
+        for name in tree:
+            tree[name].__iadd__(1)
 
 
 @pytest.mark.parametrize("kind", ["torch", "torch parameters", "numpy"])
