@@ -277,7 +277,8 @@ class Session:
 
         Leaving the block returns when all that is not lazy has been copied; ``save.launched`` says what was done.
         What goes wrong later is raised by the next collective call (launch, commit, wait, resume) on every rank, or by
-        :meth:`close`: that call has then done nothing else and can be made again. The checkpoint before stays.
+        :meth:`close`: that call has then done nothing else, and can be made again with a save described anew. The
+        checkpoint before stays.
 
         Args:
             when_busy: what to do when the save before is still under way on any rank: ``"wait"`` for it, at most half

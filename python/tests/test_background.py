@@ -110,6 +110,48 @@ def test_k04_lazy_tensors_may_change_after_the_fence(kind, root):
             assert (array == step).all(), (step, name)
 
 
+def test_k04_step_and_state_are_those_of_the_launch(root):
+    """F059"""
+    seen, w = {"tokens": [1, 2]}, np.ones(MB)
+    with lastgood.Session(root, staging_bytes=MB) as session:
+        step = 100
+        with session.launch(step) as save:
+            save.tensors({"w": w}, lazy=True)
+            save.state("seen", seen)
+            save.rank_bytes("rng", buffer := bytearray(b"old"))
+        step += 3
+        seen["tokens"].append(3)
+        buffer[:] = b"new"
+        info = session.wait()
+    checkpoint = lastgood.open(root)
+    assert (info.step, checkpoint.step) == (100, 100)
+    assert checkpoint.state["seen"] == {"tokens": [1, 2]}
+    assert checkpoint.rank_bytes("rng", 0, 1) == b"old"
+
+
+def test_k04_staging_memory_is_used_again_by_the_next_save_only(root):
+    """F058: saves back to back, each with its own values."""
+    with lastgood.Session(root) as session:
+        for step in range(1, 9):
+            with session.launch(step) as save:
+                save.tensors({"w": np.full(MB, step), "v": np.full(MB, -step)}, lazy={"v"})
+    for step in range(1, 9):
+        got = lastgood.load(f"{root}@{step}")
+        assert (got["w"] == step).all() and (got["v"] == -step).all()
+
+
+def test_k20_launching_a_step_that_is_committed_is_a_success_without_a_new_checkpoint(root):
+    """F317"""
+    with lastgood.Session(root) as session:
+        for expected in (None, "committed", "committed"):
+            with session.launch(9, if_new=True) as save:
+                save.tensors({"w": np.ones(4)})
+            assert save.launched.skipped == expected
+            assert session.wait().step == 9
+        assert session.status().skips_in_a_row == 0
+    assert [e.step for e in lastgood.entries(root)] == [9]
+
+
 def test_which_tensors_are_lazy_is_said_by_names_or_a_function(root):
     tree = {"a": np.ones(1000), "b": np.ones(10), "c": np.ones(100)}
     with lastgood.Session(root) as session:
@@ -392,6 +434,29 @@ def test_k04_a_save_that_fails_when_the_program_ends_is_told(root):
     assert done.returncode == 0
     assert "lastgood: a session was never closed: save step 1 in the background" in done.stderr
     assert '"w"' in done.stderr
+
+
+def test_k20_a_program_that_ends_itself_on_sigterm_loses_nothing_that_it_launched(root):
+    """F068, F313: the trainer's own handler runs, while it launches or trains."""
+    done = run(
+        """
+        import signal
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        session = lastgood.Session(root, keep_last=2)
+        for step in range(1, 1 << 40):
+            with session.launch(step) as save:
+                save.tensors({"w": np.full(1 << 20, step)}, lazy=True)
+                save.state("step", step)
+            print(step, flush=True)
+        """,
+        root,
+    )
+    assert (done.returncode, done.stderr) == (5, "")
+    checkpoint = lastgood.open(root)
+    assert checkpoint.step >= int(done.stdout.split()[-1])
+    assert (checkpoint["w"][...] == checkpoint.step).all()
+    assert checkpoint.state["step"] == checkpoint.step
 
 
 def test_the_end_of_the_program_waits_for_functions_of_a_key_value_store(root):
