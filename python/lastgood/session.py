@@ -198,15 +198,15 @@ class Session:
         return out
 
     def close(self) -> None:
-        """Ends it; every rank closes its own. Waits for a save in the background, at most the session's timeout, and
-        raises its error if no call has yet. A session that the program leaves open is closed when the interpreter ends.
+        """Ends it; every rank closes its own. Waits for a save in the background, at most one and a half times the
+        session's timeout, and raises its error if no call has yet. A session that the program leaves open is closed when the interpreter ends.
 
         Raises:
             TimeoutError: the save has not ended; the message says what may be lost.
         """
         if self._closed or os.getpid() != self._kept.pid:
             return
-        self.drain(self.timeout)
+        self.drain(self.timeout / 2)
         self._closed = True
         finish(*self._kept.close(self._pointer.consume()))
 

@@ -382,6 +382,50 @@ def test_closing_drains_and_tells_what_nobody_has_heard(root):
     assert lastgood.open(root).step == 1
 
 
+@pytest.mark.parametrize("then", ["the save goes on", "the program ends"])
+def test_k04_closing_has_a_deadline_and_says_what_may_be_lost_and_what_is_still_read_stays(then, root):
+    """F068. A key-value store that hangs: its save cannot end."""
+    done = run(
+        f"""
+        import gc, time
+        class Hangs:
+            def __init__(self):
+                self.values, self.open, self.done = {{}}, threading.Event(), threading.Event()
+            def set(self, key, value):
+                if key.endswith("rank-1"):
+                    self.open.wait()
+                self.values[key] = value
+            def get(self, key):
+                if self.open.is_set():
+                    self.done.set()
+                return self.values.get(key)
+        keys = Hangs()
+        def work(comm, kv):
+            session = lastgood.Session(root, comm, timeout=1, kv=kv)
+            with session.launch(1) as save:
+                save.tensors({{"w": np.ones(1000)}}, lazy=True)
+            began = time.monotonic()
+            try:
+                session.close()
+            except lastgood.TimeoutError as why:
+                assert time.monotonic() - began < 10
+                print(comm.rank, why)
+        threads = [threading.Thread(target=work, args=(c, keys)) for c in lastgood.ThreadCommunicator.create(2)]
+        for t in threads: t.start()
+        for t in threads: t.join()
+        gc.collect()
+        if {then == "the save goes on"}:
+            keys.open.set()
+            assert keys.done.wait(30)
+        """,
+        root,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = sorted(done.stdout.splitlines())
+    assert "save step 1 in the background: rank 1 had not written its part" in first
+    assert "closed before the save was durable, so it may be lost: the save of step 1 is still writing" in second
+
+
 def test_a_session_that_is_dropped_drains(root):
     session = lastgood.Session(root)
     with session.launch(1) as save:
