@@ -141,8 +141,8 @@ class Save:
         """
         columns = Columns()
         number, flags = _group(group), lib.LG_TENSOR_BUFFER if buffer else 0
-        is_lazy = _chooser(lazy)
         with self._noted():
+            is_lazy = _chooser(lazy)
             for name, array in tensors.items():
                 memory = arrays.describe(name, array)
                 if is_lazy is not None and is_lazy(name) and self._keep_lazy(array, memory):

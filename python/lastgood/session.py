@@ -102,7 +102,7 @@ class Session:
             copied in windows as the files are written.
         kv: how ranks learn of each other's saves in the background; None: through files in the folder that is being
             written. Any object with ``set`` and ``get`` (:class:`KeyValueStore`), such as
-            :class:`lastgood.pytorch.GroupStore`.
+            :class:`lastgood.pytorch.StoreKeys`.
 
     A session belongs to the process that opened it: in a child of fork (a worker of a DataLoader) its functions raise
     :class:`StateError`.
@@ -199,7 +199,8 @@ class Session:
 
     def close(self) -> None:
         """Ends it; every rank closes its own. Waits for a save in the background, at most one and a half times the
-        session's timeout, and raises its error if no call has yet. A session that the program leaves open is closed when the interpreter ends.
+        session's timeout, and raises its error if no call has yet. A session that the program leaves open is closed
+        when the interpreter ends.
 
         Raises:
             TimeoutError: the save has not ended; the message says what may be lost.
