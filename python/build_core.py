@@ -16,9 +16,16 @@ from pathlib import Path
 from cffi import FFI
 
 # Macros with a plain number that Python wants by name.
-NUMBERS = ["LG_MAX_NDIM", "LG_MAX_NAME", "LG_ERROR_MESSAGE_MAX", "LG_COMM_OPS_VERSION", "LG_NO_AXIS"]
+NUMBERS = [
+    "LG_MAX_NDIM",
+    "LG_MAX_NAME",
+    "LG_ERROR_MESSAGE_MAX",
+    "LG_COMM_OPS_VERSION",
+    "LG_KV_OPS_VERSION",
+    "LG_NO_AXIS",
+]
 
-# Called by the library, implemented in Python (comm.py, session.py, checkpoint.py, roots.py).
+# Called by the library, implemented in Python (comm.py, background.py, session.py, checkpoint.py, roots.py).
 CALLBACKS = """
 extern "Python" {
     lg_status lgpy_barrier(void *ctx, uint64_t deadline_ms, lg_error *err);
@@ -29,6 +36,8 @@ extern "Python" {
     lg_status lgpy_all_to_all(void *ctx, const void *const *send, const size_t *send_bytes, void **recv,
                               size_t *recv_bytes, uint64_t deadline_ms, lg_error *err);
     void lgpy_destroy(void *ctx);
+    lg_status lgpy_kv_set(void *ctx, const char *key, const void *data, size_t bytes, lg_error *err);
+    lg_status lgpy_kv_get(void *ctx, const char *key, void **data, size_t *bytes, lg_error *err);
     lg_status lgpy_targets(lg_load *load, void *arg, lg_error *err);
     int lgpy_progress(uint64_t done, uint64_t total, void *arg);
     void lgpy_problem(const lg_problem *problem, void *arg);

@@ -508,11 +508,13 @@ static int child_of_a_session(lg_session *s, const void *pages)
     lg_error err = LG_ERROR_INIT;
     lg_save *save;
     int staged;
+    lg_session_status status;
     if (lg_save_begin(s, 5, NULL, &save, &err) != LG_ERR_STATE || strstr(err.message, "fork") == NULL) {
         return 1;
     }
     if (lg_session_fence(s, 10, &err) != LG_ERR_STATE || lg_session_wait(s, 10, NULL, &err) != LG_ERR_STATE ||
-        lg_session_staged(s, &staged, &err) != LG_ERR_STATE) {
+        lg_session_staged(s, &staged, &err) != LG_ERR_STATE ||
+        lg_session_get_status(s, &status, &err) != LG_ERR_STATE) {
         return 2;
     }
     if (lg_session_close(s, &err) != LG_OK) {

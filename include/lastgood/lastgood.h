@@ -319,7 +319,8 @@ typedef struct lg_session_status {
     uint64_t staging_bytes;       /* memory kept for copies now */
 } lg_session_status;
 
-/* May be called while a save runs in the background. */
+/* May be called while a save runs in the background; LG_ERR_STATE in a child of
+ * fork. */
 LG_API lg_status lg_session_get_status(const lg_session *session, lg_session_status *out, lg_error *err);
 
 /* ------------------------------------------------------------------- saving */

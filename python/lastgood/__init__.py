@@ -14,6 +14,7 @@ from lastgood import tagged
 from lastgood._core import ffi as _ffi
 from lastgood._core import lib as _lib
 from lastgood.arrays import RawArray
+from lastgood.background import KeyValueStore
 from lastgood.checkpoint import Box, Checkpoint, Generation, StoredFile, StoredTensor
 from lastgood.comm import Communicator, ThreadCommunicator
 from lastgood.errors import (
@@ -52,7 +53,8 @@ from lastgood.load import Load
 from lastgood.roots import Entry, Pruned, Swept, entries, pin, prune, remove, rollback, sweep, unpin
 from lastgood.safetensors_file import SafetensorsFile
 from lastgood.sampler import Sampler
-from lastgood.session import Resumed, Save, SaveInfo, Session, SessionStatus, Skipped
+from lastgood.saving import LaunchInfo, Save, SaveInfo
+from lastgood.session import Resumed, Session, SessionStatus, Skipped
 from lastgood.simple import Loaded, Mismatch, load, load_into, open, save
 from lastgood.verify import Problem, Verified
 
@@ -74,6 +76,8 @@ __all__ = [
     "FormatError",
     "Generation",
     "InvalidError",
+    "KeyValueStore",
+    "LaunchInfo",
     "Layout",
     "LimitError",
     "Load",

@@ -124,6 +124,17 @@ def describe(name: str, value: Any, to_write: bool = False) -> Memory:
     return describer(name, value, to_write)
 
 
+def owner(value: Any, memory: Memory) -> Any:
+    """What must be kept so that the memory of an array stays, whatever becomes of the array's name; None if the memory
+    is that of a copy made for :func:`describe`, and not what the array's owner changes.
+    """
+    if memory.keep is value:
+        torch = dtypes.imported("torch")
+        # Something else may be put into a tensor (`parameter.data = …`), which frees what it had.
+        return value.detach() if torch is not None and isinstance(value, torch.Tensor) else value
+    return memory.keep if type(value) is RawArray else None
+
+
 @functools.lru_cache(maxsize=4096)
 def overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Whether two elements may share bytes. Exact for memory that slicing, transposing and broadcasting make; for

@@ -13,7 +13,7 @@ from typing import Any
 
 from lastgood._core import ffi, lib
 from lastgood.errors import CommunicatorError, Status, call, hold
-from lastgood.handles import Pointer
+from lastgood.handles import Pointer, allocated
 
 
 class Communicator(abc.ABC):
@@ -101,15 +101,6 @@ def _guarded(work: Callable[[], None], err: Any) -> int:
     return 0
 
 
-def _allocated(data: bytes) -> Any:
-    """A copy in memory that the library will free."""
-    memory = lib.malloc(max(len(data), 1))
-    if memory == ffi.NULL:
-        raise MemoryError(f"no memory for a message of {len(data)} bytes")
-    ffi.memmove(memory, data, len(data))
-    return memory
-
-
 def _bytes(data: Any, size: int) -> bytes:
     return bytes(ffi.buffer(data, size)) if size else b""
 
@@ -132,7 +123,7 @@ def _call_all_gather(ctx: Any, data: Any, size: int, all_: Any, sizes: Any, dead
 
     def work() -> None:
         parts = _checked("all_gather", comm.all_gather(_bytes(data, size), deadline_ms / 1000), comm.size)
-        memory = _allocated(b"".join(parts))
+        memory = allocated(b"".join(parts))
         for i, part in enumerate(parts):
             sizes[i] = len(part)
         all_[0] = memory
@@ -149,7 +140,7 @@ def _call_broadcast(ctx: Any, data: Any, size: Any, root: int, deadline_ms: int,
             comm.broadcast(_bytes(data[0], size[0]), root, deadline_ms / 1000)
             return
         got = comm.broadcast(b"", root, deadline_ms / 1000)
-        data[0] = _allocated(got)
+        data[0] = allocated(got)
         size[0] = len(got)
 
     return _guarded(work, err)
@@ -167,7 +158,7 @@ def _call_all_to_all(
         memory: list[Any] = []
         try:
             for part in got:
-                memory.append(_allocated(part) if part else ffi.NULL)
+                memory.append(allocated(part) if part else ffi.NULL)
         except MemoryError:
             for m in memory:
                 lib.lg_free(m)

@@ -79,6 +79,15 @@ def path_bytes(where: str | os.PathLike[str]) -> bytes:
     return data
 
 
+def allocated(data: bytes) -> Any:
+    """A copy in memory that the library will free."""
+    memory = lib.malloc(max(len(data), 1))
+    if memory == ffi.NULL:
+        raise MemoryError(f"no memory for a message of {len(data)} bytes")
+    ffi.memmove(memory, data, len(data))
+    return memory
+
+
 def taken(data: Any, size: int) -> bytes:
     """Memory that the library hands over, as bytes."""
     try:

@@ -13,7 +13,7 @@ from lastgood.handles import text_bytes
 
 if TYPE_CHECKING:
     from lastgood.checkpoint import Checkpoint
-    from lastgood.session import Save
+    from lastgood.saving import Save
 
 _NONE = 2**64 - 1
 

@@ -3,23 +3,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, get_args
 
-from lastgood import arrays, tagged
-from lastgood._columns import Columns
 from lastgood._core import ffi, lib
+from lastgood.background import Kept, KeyValues, KeyValueStore, note
 from lastgood.checkpoint import Checkpoint, Generation
 from lastgood.comm import Communicator
 from lastgood.errors import (
+    ConflictError,
     EmptyRootError,
     Error,
     InvalidError,
-    MismatchError,
     NoGoodCheckpoint,
     StateError,
     Status,
+    TimeoutError,
     call,
     finish,
     hold,
@@ -28,25 +30,14 @@ from lastgood.errors import (
     text_of,
 )
 from lastgood.handles import Pointer, nothing, path_bytes, text_bytes
-from lastgood.layout import Layout
-from lastgood.load import Load, check_part
+from lastgood.load import Load
+from lastgood.saving import LaunchOptions, Save, SaveInfo, WhenBusy, generation_of, save_info
 
-Group = Literal["model", "optim"]
-_GROUPS = {"model": 0, "optim": 1}
+Phase = Literal["none", "staging", "writing", "waiting", "committed", "failed"]
+_PHASES: tuple[Phase, ...] = get_args(Phase)
+# How long a wait may take before Python looks for signals, seconds.
+_SLICE = 0.1
 Targets = Callable[[Load], Any] | Mapping[str, Any] | None
-
-
-class SaveInfo(NamedTuple):
-    """What a save has committed."""
-
-    step: int
-    generation: Generation
-    folder: str
-    bytes_written: int  # by this rank
-    bytes_total: int  # by all ranks
-    skipped: bool  # `if_new` found it committed
-    unshared: int  # tensors kept per rank because the ranks' copies differ
-    seconds: float
 
 
 class Skipped(NamedTuple):
@@ -68,6 +59,11 @@ class SessionStatus(NamedTuple):
     removal_failures: int  # removals that failed and will be tried again
     last_removal_error: str
     last_committed: Generation | None
+    saves_skipped: int  # launches that found one under way and skipped
+    skips_in_a_row: int  # since the last launch that went
+    phase: Phase  # of this rank's newest save in the background; only "committed" means that it is durable
+    phase_step: int  # its step
+    staging_bytes: int  # memory kept for copies now
 
 
 class Resumed(NamedTuple):
@@ -86,10 +82,6 @@ class Resumed(NamedTuple):
     checkpoint: Checkpoint  # open, for reading state
 
 
-def _generation(g: Any) -> Generation:
-    return Generation(int(g.epoch), int(g.serial))
-
-
 class Session:
     """A run's hold on a root. *Collective*: all ranks of the communicator open, resume, save and close alike. Opening
     claims the root: a session that was opened earlier and still runs fails its next save as superseded.
@@ -106,6 +98,14 @@ class Session:
         block_bytes: what one checksum covers: a power of two from 4096 to 64 MiB.
         buffer_bytes: cap of memory for data under way, this process; at least 1 MiB.
         domain: failure domain of this rank; None: the host's name.
+        staging_bytes: cap of the copy of this rank's part that a launch needs; 0: one copy. What does not fit is
+            copied in windows as the files are written.
+        kv: how ranks learn of each other's saves in the background; None: through files in the folder that is being
+            written. Any object with ``set`` and ``get`` (:class:`KeyValueStore`), such as
+            :class:`lastgood.pytorch.StoreKeys`.
+
+    A session belongs to the process that opened it: in a child of fork (a worker of a DataLoader) its functions raise
+    :class:`StateError`.
     """
 
     def __init__(
@@ -122,7 +122,10 @@ class Session:
         block_bytes: int = 65536,
         buffer_bytes: int = 64 << 20,
         domain: str | None = None,
+        staging_bytes: int = 0,
+        kv: KeyValueStore | None = None,
     ) -> None:
+        self.timeout = timeout
         self.rank = 0 if comm is None else comm.rank
         self.world = 1 if comm is None else comm.size
         comm_pointer = None if comm is None else comm.pointer()
@@ -132,7 +135,7 @@ class Session:
         try:
             o.deadline_ms = max(1, round(timeout * 1000))
             o.keep_last, o.keep_every, o.check_replicas = keep_last, keep_every, check_replicas
-            o.block_bytes, o.buffer_bytes = block_bytes, buffer_bytes
+            o.block_bytes, o.buffer_bytes, o.staging_bytes = block_bytes, buffer_bytes, staging_bytes
         except OverflowError as why:
             raise InvalidError(f"an option of the session is out of range: {why}") from None
         # Opened here, so that checkpoints and views of a resume may outlive the session.
@@ -143,6 +146,8 @@ class Session:
             o.store = store[0]
         name = None if domain is None else ffi.new("char[]", text_bytes(domain))
         o.domain = ffi.NULL if name is None else name
+        keys = None if kv is None else KeyValues(kv)
+        o.kv = ffi.NULL if keys is None else keys.raw
         out = ffi.new("lg_session **")
         if comm_pointer is None:
             call(lib.lg_session_open, path_bytes(root), o, out)
@@ -151,26 +156,27 @@ class Session:
                 o.comm = c
                 call(lib.lg_session_open, path_bytes(root), o, out)
         self._store = store_pointer
-        self._pointer = Pointer(out[0], _close_session, keep=(comm_pointer, store_pointer))
+        self._kept = Kept(store_pointer, keys)
+        self._pointer = Pointer(out[0], self._kept.finalize, keep=(comm_pointer, store_pointer))
         self._closed = False
 
     @property
     def pointer(self) -> Pointer:
         """The handle, for other parts of the package."""
+        if os.getpid() != self._kept.pid:  # before the lock, which another thread of the parent may have held
+            raise StateError("the session belongs to the process that opened it; a child made by fork cannot use it")
         return self._pointer
 
     @property
     def epoch(self) -> int:
         """The owner epoch that it claimed; 0 if read-only."""
-        with self._pointer as s:
+        with self.pointer as s:
             return int(lib.lg_session_epoch(s))
 
     def status(self) -> SessionStatus:
         """What it has done so far."""
-        out = ffi.new("lg_session_status *")
-        with self._pointer as s:
-            call(lib.lg_session_get_status, s, out)
-        last = _generation(out.last_committed)
+        out = self._status()
+        last = generation_of(out.last_committed)
         return SessionStatus(
             int(out.saves_committed),
             int(out.saves_failed),
@@ -178,13 +184,32 @@ class Session:
             int(out.removal_failures),
             text_of(out.last_removal_error),
             last if last.epoch else None,
+            int(out.saves_skipped),
+            int(out.skips_in_a_row),
+            _PHASES[out.phase],
+            int(out.phase_step),
+            int(out.staging_bytes),
         )
 
+    def _status(self) -> Any:
+        out = ffi.new("lg_session_status *")
+        with self.pointer as s:
+            call(lib.lg_session_get_status, s, out)
+        return out
+
     def close(self) -> None:
-        """Ends it; every rank closes its own."""
-        if not self._closed:
-            self._closed = True
-            call(lib.lg_session_close, self._pointer.consume())
+        """Ends it; every rank closes its own. Waits for a save in the background, at most one and a half times the
+        session's timeout, and raises its error if no call has yet. A session that the program leaves open is closed
+        when the interpreter ends.
+
+        Raises:
+            TimeoutError: the save has not ended; the message says what may be lost.
+        """
+        if self._closed or os.getpid() != self._kept.pid:
+            return
+        self.drain(self.timeout / 2)
+        self._closed = True
+        finish(*self._kept.close(self._pointer.consume()))
 
     def __enter__(self) -> Session:
         return self
@@ -212,6 +237,9 @@ class Session:
             finite: refuse NaN and infinity.
             aliases_once: store tied tensors once; transformers cannot open such a folder.
         """
+        return self._begin(step, if_new, finite, aliases_once, None)
+
+    def _begin(self, step: int, if_new: bool, finite: bool, aliases_once: bool, launch: LaunchOptions | None) -> Save:
         options = ffi.new("lg_save_options *")
         options.size = ffi.sizeof("lg_save_options")
         options.flags = (
@@ -222,9 +250,154 @@ class Session:
         if not 0 <= step < 2**53:
             raise InvalidError(f"step {step} is not between 0 and 2^53")
         out = ffi.new("lg_save **")
-        with self._pointer as s:
+        with self.pointer as s:
             call(lib.lg_save_begin, s, step, options, out)
-        return Save(self, Pointer(out[0], lib.lg_save_abort, keep=self._pointer))
+        return Save(self, Pointer(out[0], lib.lg_save_abort, keep=self._pointer), launch)
+
+    def launch(
+        self,
+        step: int,
+        *,
+        when_busy: WhenBusy = "wait",
+        max_skips: int = 10,
+        check_sources: bool = False,
+        copy_threads: int = 0,
+        lazy_threads: int = 0,
+        if_new: bool = False,
+        finite: bool = False,
+        aliases_once: bool = False,
+    ) -> Save:
+        """Starts to describe a save that is written in the background::
+
+            with session.launch(step) as save:
+                save.tensors(model.state_dict(), lazy=True)
+                save.state("samples", samples)
+            loss.backward()  # reads the parameters
+            session.fence()  # before they change
+            optimizer.step()
+
+        Leaving the block returns when all that is not lazy has been copied; ``save.launched`` says what was done.
+        What goes wrong later is raised by the next collective call (launch, commit, wait, resume) on every rank, or by
+        :meth:`close`: that call has then done nothing else, and can be made again with a save described anew. The
+        checkpoint before stays.
+
+        Args:
+            when_busy: what to do when the save before is still under way on any rank: ``"wait"`` for it, at most half
+                of the session's timeout, or ``"skip"`` this one, on all ranks. Equal on all ranks.
+            max_skips: after so many skips in a row it waits.
+            check_sources: for finding errors: :meth:`fence` raises :class:`ConflictError` with the name of a lazy
+                tensor that was changed before, and the save fails. Costs two passes over the memory.
+            copy_threads: threads that copy before the launch returns; 0: one a processor, at most 8.
+            lazy_threads: threads that copy in the background; 0: one.
+            if_new, finite, aliases_once: as for :meth:`save`.
+        """
+        options = LaunchOptions(when_busy, max_skips, check_sources, copy_threads, lazy_threads)
+        options.struct()
+        return self._begin(step, if_new, finite, aliases_once, options)
+
+    @property
+    def staged(self) -> bool:
+        """Whether all is copied that the last launch wanted: lazy tensors may change."""
+        out = ffi.new("int *")
+        with self.pointer as s:
+            call(lib.lg_session_staged, s, out)
+            if out[0]:
+                self._kept.memory.clear()
+        return bool(out[0])
+
+    def fence(self, timeout: float | None = None) -> None:
+        """Waits until all is copied that the last launch wanted: lazy tensors may change afterwards. Not collective.
+        A keyboard interrupt ends the wait and changes nothing: they may not change yet.
+
+        Args:
+            timeout: seconds; None: the session's.
+
+        Raises:
+            TimeoutError: the tensors are still being read.
+            ConflictError: with ``check_sources``: a lazy tensor was changed.
+        """
+        timeout = self.timeout if timeout is None else timeout
+        if not self._fenced(time.monotonic() + timeout):
+            step = int(self._status().phase_step)
+            raise TimeoutError(
+                f"the save of step {step} still reads the trainer's memory after {timeout:g} s: tensors must not be "
+                "changed yet"
+            )
+
+    def wait(self, timeout: float | None = None) -> SaveInfo | None:
+        """Waits until the save under way is durable on all ranks, or raises why it failed, the same on every rank.
+        *Collective.* A keyboard interrupt ends the wait; the save stays under way.
+
+        Args:
+            timeout: seconds; None: the session's.
+
+        Returns:
+            The session's newest save that was launched and committed; None if there is none.
+
+        Raises:
+            TimeoutError: names the ranks and what they are at; the save stays under way.
+        """
+        end = time.monotonic() + (self.timeout if timeout is None else timeout)
+        self.drain(end - time.monotonic())
+        out = ffi.new("lg_save_info *")
+        with self.pointer as s:
+            call(lib.lg_session_wait, s, max(1, round((end - time.monotonic()) * 1000)), out)
+        return save_info(out) if out.generation.epoch else None
+
+    def _fenced(self, end: float) -> bool:
+        """Waits until all is copied, in slices between which Python looks for signals."""
+        while True:
+            err = new_error()
+            left = end - time.monotonic()
+            with self.pointer as s:
+                status = lib.lg_session_fence(s, max(1, round(min(left, _SLICE) * 1000)), err)
+                if status != Status.TIMEOUT:
+                    self._kept.memory.clear()
+            if status != Status.TIMEOUT:
+                finish(status, err)
+                return True
+            if left <= 0:
+                return False
+
+    def drain(self, seconds: float) -> bool:
+        """Waits until nothing is under way on this rank, and leaves it to a collective call to say how it went.
+
+        A function for other parts of the package. The library's own waits cannot be interrupted.
+        """
+        end = time.monotonic() + seconds
+        if not self._under_way():
+            return True
+        try:
+            if not self._fenced(end):
+                return False
+        except ConflictError:
+            pass  # the save has failed
+        pause = 0.001
+        while self._under_way():
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, 0.02)
+        return True
+
+    def _under_way(self) -> bool:
+        return _PHASES[self._status().phase] in ("staging", "writing", "waiting")
+
+    def make_room(self, options: LaunchOptions) -> None:
+        """Before a launch: waits for the save before, if the launch would."""
+        if options.when_busy == "wait" or self._status().skips_in_a_row >= options.max_skips:
+            self.drain(self.timeout / 4)
+
+    @contextlib.contextmanager
+    def reading(self, memory: list[Any]) -> Iterator[None]:
+        """Keeps memory that a launch reads until it is copied, whatever happens in the block."""
+        note(self)
+        self._kept.memory.extend(memory)
+        try:
+            yield
+        finally:
+            self.staged  # noqa: B018
 
     # ----------------------------------------------------------------- resuming
 
@@ -278,7 +451,8 @@ class Session:
             keep.append(ffi.new("lg_generation *", tuple(generation)))
             options.generation = keep[-1]
         out, err = ffi.new("lg_resume_result **"), new_error()
-        with self._pointer as s:
+        self.drain(self.timeout / 4)
+        with self.pointer as s:
             status = lib.lg_resume(s, options, lib.lgpy_targets, handle, out, err)
         skipped: tuple[Skipped, ...] = ()
         result = out[0]
@@ -286,7 +460,7 @@ class Session:
             owner = Pointer(result, lib.lg_resume_result_free, keep=self._store)
             skipped = tuple(
                 Skipped(
-                    int(k.step), _generation(k.generation), text_of(k.folder), status_of(k.status), text_of(k.reason)
+                    int(k.step), generation_of(k.generation), text_of(k.folder), status_of(k.status), text_of(k.reason)
                 )
                 for k in (result.skipped[i] for i in range(result.n_skipped))
             )
@@ -302,7 +476,7 @@ class Session:
         pointer = Pointer(result.checkpoint, nothing, keep=owner)
         return Resumed(
             int(result.step),
-            _generation(result.generation),
+            generation_of(result.generation),
             text_of(result.folder),
             text_of(result.run_id),
             int(result.saved_world),
@@ -313,10 +487,6 @@ class Session:
             tuple(text_of(result.missing[i]) for i in range(result.n_missing)),
             Checkpoint.of(pointer),
         )
-
-
-def _close_session(raw: Any) -> None:
-    lib.lg_session_close(raw, ffi.NULL)
 
 
 class _Resume:
@@ -346,246 +516,3 @@ def _call_targets(raw: Any, arg: Any, err: Any) -> int:
     finally:
         checkpoint.close()
     return 0
-
-
-class Save:
-    """A save that is being described. Arrays are not copied: their memory must not change until it is committed.
-
-    Used as a context manager it commits at the end of the block. When the block raises, the save fails *on all ranks*
-    with that error: a rank that gave up alone would leave the others waiting.
-    """
-
-    def __init__(self, session: Session, pointer: Pointer) -> None:
-        self._session = session
-        self._pointer = pointer
-        self._keep: list[Any] = []
-        self.info: SaveInfo | None = None
-
-    def with_pointer(self, use: Callable[[Any], None]) -> None:
-        """Calls a function with the raw handle."""
-        with self._pointer as raw:
-            use(raw)
-
-    def tensors(self, tensors: Mapping[str, Any], *, group: Group = "model", buffer: bool = False) -> None:
-        """Adds whole tensors by name: NumPy or JAX arrays, torch tensors, of any strides. Every rank adds them; their
-        contents are compared, and one rank writes.
-
-        Args:
-            group: ``"model"``: parameters, in files that PyTorch and transformers read as a model; ``"optim"``: all
-                else.
-            buffer: may differ between ranks (running statistics); where it does, each rank's own copy is kept.
-        """
-        columns = Columns()
-        number, flags = _group(group), lib.LG_TENSOR_BUFFER if buffer else 0
-        with self._noted():
-            for name, array in tensors.items():
-                columns.add(name, arrays.describe(name, array), group=number, flags=flags)
-            self._add(columns)
-
-    def tensor(
-        self,
-        name: str,
-        array: Any,
-        *,
-        group: Group = "model",
-        shape: tuple[int, ...] | None = None,
-        layout: Layout | None = None,
-        flat_offset: int = 0,
-        buffer: bool = False,
-    ) -> None:
-        """Adds one tensor, or the part of it that this rank holds.
-
-        Args:
-            shape: the global one, in elements, where the array is a part.
-            layout: which part of the tensor the array is.
-            flat_offset: with a flat layout: where the tensor begins in the buffer, in elements; the array is the
-                rank's range of it, of one dimension.
-            group, buffer: as for :meth:`tensors`.
-        """
-        with self._noted():
-            memory = arrays.describe(name, array)
-            if layout is not None:
-                if shape is None:
-                    raise InvalidError(f'"{name}": a part under a layout needs the tensor\'s global shape')
-                check_part(name, memory, shape, layout, flat_offset, self._session.rank)
-            elif shape is not None and tuple(shape) != memory.shape:
-                raise MismatchError(
-                    f'"{name}": the array is {list(memory.shape)}, its global shape is to be {list(shape)}; '
-                    "give the layout of which it is a part"
-                )
-            columns = Columns()
-            columns.add(
-                name,
-                memory,
-                group=_group(group),
-                flags=lib.LG_TENSOR_BUFFER if buffer else 0,
-                shape=shape,
-                layout=layout,
-                flat_offset=flat_offset,
-            )
-            self._add(columns)
-
-    def boxes(
-        self,
-        name: str,
-        dtype: str,
-        shape: tuple[int, ...],
-        boxes: list[tuple[tuple[int, ...], Any]],
-        *,
-        group: Group = "model",
-    ) -> None:
-        """Adds boxes of a tensor that follow no rule.
-
-        Args:
-            dtype: name of the safetensors format.
-            shape: global, in elements.
-            boxes: offset (elements) and array of each box that this rank holds.
-        """
-        from lastgood import dtypes
-
-        with self._noted():
-            t = ffi.new("lg_tensor *")
-            t.size, t.dtype, t.group, t.ndim = ffi.sizeof("lg_tensor"), dtypes.number(dtype), _group(group), len(shape)
-            text, dims = ffi.new("char[]", text_bytes(name)), ffi.new("uint64_t[]", [*shape, 0])
-            t.name, t.shape = text, dims
-            raw_boxes = ffi.new("lg_box[]", max(len(boxes), 1))
-            keep: list[Any] = []
-            for raw, (offset, array) in zip(raw_boxes, boxes, strict=False):
-                memory = arrays.describe(name, array)
-                if memory.dtype != t.dtype or len(offset) != len(shape) or len(memory.shape) != len(shape):
-                    raise MismatchError(
-                        f'"{name}": a box at {list(offset)} is {arrays.form(memory.dtype, memory.shape)}, '
-                        f"the tensor {arrays.form(t.dtype, shape)}"
-                    )
-                members = [ffi.new("uint64_t[]", [*offset, 0]), ffi.new("uint64_t[]", [*memory.shape, 0])]
-                raw.offset, raw.size = members
-                raw.data = ffi.cast("void *", memory.address)
-                if memory.strides is not None:
-                    members.append(ffi.new("int64_t[]", [*memory.strides, 0]))
-                    raw.strides = members[-1]
-                keep.append((members, memory.keep))
-            t.boxes, t.n_boxes = raw_boxes, len(boxes)
-            self._keep.append(keep)
-            with self._pointer as save:
-                call(lib.lg_save_tensor, save, t)
-
-    def alias(self, alias: str, name: str) -> None:
-        """Declares ``alias`` to be the same tensor as ``name``, which was added before. Both names load."""
-        with self._noted(), self._pointer as save:
-            call(lib.lg_save_alias, save, text_bytes(alias), text_bytes(name))
-
-    def state(self, key: str, value: Any) -> None:
-        """Adds a small value of the whole run. All bits are kept. The checkpoint has the union over ranks; a key with
-        two different values is an error.
-
-        Args:
-            value: numbers, strings, bytes, lists, tuples, sets, dicts and the like (:func:`lastgood.tagged.encode`).
-        """
-        with self._noted():
-            text = tagged.encode(value, f'state "{key}"')
-        self.state_text(key, text)
-
-    def state_text(self, key: str, text: str) -> None:
-        """The same for a value that is tagged JSON already."""
-        with self._noted(), self._pointer as save:
-            call(lib.lg_save_global_json, save, text_bytes(key), ffi.new("char[]", text.encode()))
-
-    def rank_bytes(self, key: str, data: bytes) -> None:
-        """Adds state of this rank alone, as bytes that mean something to the caller."""
-        with self._noted(), self._pointer as save:
-            call(lib.lg_save_rank_bytes, save, text_bytes(key), ffi.from_buffer(data), len(data))
-
-    def rank_state(self, key: str, value: Any) -> None:
-        """Adds state of this rank alone, as a value like those of :meth:`state`."""
-        with self._noted():
-            data = tagged.encode(value, f'state "{key}" of a rank').encode()
-        self.rank_bytes(key, data)
-
-    def attach(self, name: str, data: bytes) -> None:
-        """Adds a file that lies in the step folder as it is: config.json, say. Rank 0's counts."""
-        with self._noted(), self._pointer as save:
-            call(lib.lg_save_attach, save, text_bytes(name), ffi.from_buffer(data), len(data))
-
-    def fail(self, error: BaseException) -> None:
-        """Makes the commit fail on all ranks with this error."""
-        status = error.status if isinstance(error, Error) else Status.CANCELLED
-        text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
-        with self._pointer as save:
-            call(lib.lg_save_fail, save, status, ffi.new("char[]", text.encode("utf-8", "backslashreplace")[:2000]))
-
-    def commit(self) -> SaveInfo:
-        """Writes, commits, and returns once the checkpoint is durable on all ranks. *Collective.* A failure is the same
-        on all ranks, and the checkpoint before is untouched. A keyboard interrupt in the meantime is raised when it is
-        done.
-        """
-        out = ffi.new("lg_save_info *")
-        try:
-            with self._session.pointer:
-                call(lib.lg_save_commit, self._pointer.consume(), out)
-        finally:
-            self._keep.clear()
-        self.info = SaveInfo(
-            int(out.step),
-            _generation(out.generation),
-            text_of(out.folder),
-            int(out.bytes_written),
-            int(out.bytes_total),
-            bool(out.skipped),
-            int(out.unshared),
-            float(out.seconds),
-        )
-        return self.info
-
-    def abort(self) -> None:
-        """Forgets it, on this rank. Where other ranks commit, they wait for this one in vain: use :meth:`fail` and
-        :meth:`commit` instead.
-        """
-        lib.lg_save_abort(self._pointer.consume())
-        self._keep.clear()
-
-    def __enter__(self) -> Save:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
-        if error is None:
-            if self.info is None:
-                self.commit()
-            return
-        try:
-            if self._session.world == 1:
-                self.abort()
-            else:  # brings the error to the other ranks, which are on their way to commit
-                self.fail(error)
-                self.commit()
-        except Error:
-            pass  # the first error counts; or it was committed in the block
-
-    # ---------------------------------------------------------------------------
-
-    def _add(self, columns: Columns) -> None:
-        self._keep.append(columns.keep)
-        with self._pointer as save:
-            columns.save(save)
-
-    def _noted(self) -> _Noted:
-        return _Noted(self)
-
-
-class _Noted:
-    """An error of ours in describing the state is noted in the save as the library notes its own."""
-
-    def __init__(self, save: Save) -> None:
-        self._save = save
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, StateError):
-            self._save.fail(error)
-
-
-def _group(group: str) -> int:
-    if group not in _GROUPS:
-        raise InvalidError(f'group is {group!r}, not "model" or "optim"')
-    return _GROUPS[group]

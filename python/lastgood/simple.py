@@ -13,7 +13,8 @@ from lastgood.checkpoint import Checkpoint, StoredTensor
 from lastgood.errors import InvalidError, MismatchError, MissingError, NoGoodCheckpoint, UnsupportedError
 from lastgood.load import Load
 from lastgood.safetensors_file import FileTensor, SafetensorsFile
-from lastgood.session import SaveInfo, Session
+from lastgood.saving import SaveInfo
+from lastgood.session import Session
 
 Path = str | os.PathLike[str]
 Rename = Callable[[str], str | None] | Mapping[str, str | None]

@@ -123,6 +123,39 @@ def test_k07_loading_into_existing_memory_takes_no_more_than_the_buffers(make, d
     assert peak(code, disk_root) < 80 * MB
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("make", ["torch.ones(64 * MB)", "np.ones(64 * MB, np.float32)", "torch.ones(8192, 8192).t()"])
+def test_k07_a_save_in_the_background_takes_one_copy_and_the_next_none_more(make, lazy, disk_root):
+    """256 MiB are copied once, into memory that later saves use again."""
+    code = f"""
+        tree = {{"a": {make}}}
+        lastgood.save(root, {{"warm": np.ones(MB)}})
+        session = lastgood.Session(root, new_run=True, keep_last=1)
+        start()
+        for step in range(2, 4):
+            with session.launch(step) as save:
+                save.tensors(tree, lazy={lazy})
+            session.wait()
+        session.close()
+    """
+    assert 256 * MB < peak(code, disk_root) < (256 + 80) * MB
+
+
+def test_k07_staging_memory_has_a_cap(disk_root):
+    code = """
+        tree = {"a": torch.ones(64 * MB)}
+        lastgood.save(root, {"warm": np.ones(MB)})
+        session = lastgood.Session(root, new_run=True, keep_last=1, staging_bytes=32 * MB)
+        start()
+        for lazy in (False, True):
+            with session.launch(2) as save:
+                save.tensors(tree, lazy=lazy)
+            session.wait()
+        session.close()
+    """
+    assert peak(code, disk_root) < 80 * MB
+
+
 def test_k07_loading_new_arrays_takes_the_state_once(disk_root):
     lastgood.save(disk_root, {"a": torch.ones(64 * MB)})
     for framework in ("numpy", "torch"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from lastgood.pytorch import GlooCommunicator
+from lastgood.pytorch import GlooCommunicator, StoreKeys
 
 
 def one(rank, size, store, work, queue, args):
@@ -212,3 +212,81 @@ def test_a_keyboard_interrupt_ends_the_wait_for_others(root, tmp_path):
 def test_without_torch_distributed_it_says_so():
     with pytest.raises(lastgood.InvalidError, match="not initialised"):
         GlooCommunicator()
+
+
+# ------------------------------------------------------- saves in the background
+
+
+def keys(kind):
+    if kind == "files":
+        return None
+    return (
+        StoreKeys()
+        if kind == "the group's store"
+        else StoreKeys(dist.PrefixStore("mine", dist.group.WORLD.get_group_store()))
+    )
+
+
+def launching(rank, root, kind):
+    comm = GlooCommunicator()
+    whole = torch.arange(70.0).reshape(10, 7)
+    layout = lastgood.Layout([2], [lastgood.Split(0)])
+    mine = whole.chunk(2)[rank].clone()
+    found = []
+    with lastgood.Session(root, comm, timeout=60, kv=keys(kind)) as session:
+        for step in (1, 2, 3):
+            with session.launch(step) as save:
+                save.tensor("w", mine, shape=(10, 7), layout=layout, lazy=True)
+                save.tensors({"mean": torch.full((4,), float(rank))}, buffer=True)
+            session.fence()
+            mine += 100
+        found.append(session.wait().step)
+        bad = torch.full_like(mine, float("nan")) if rank == 1 else mine
+        with session.launch(4, finite=True) as save:
+            save.tensor("w", bad, shape=(10, 7), layout=layout)
+        for call in (session.wait, session.wait):
+            try:
+                found.append(call().step)
+            except lastgood.Error as why:
+                found.append((type(why).__name__, why.rank, str(why)))
+    comm.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["files", "the group's store", "another store"])
+def test_k04_two_processes_save_in_the_background_and_both_hear_of_an_error_of_one(kind, root, tmp_path):
+    first, second = on_processes(2, tmp_path, launching, str(root), kind)
+    assert first == second
+    good, (_, culprit, text), after = first
+    assert (good, culprit, after) == (3, 1, 3)
+    assert "save step 4 in the background: rank 1" in text
+    assert '"w"' in text
+    for step in (1, 2, 3):
+        w = lastgood.load(f"{root}@{step}", framework="torch")["w"]
+        assert torch.equal(w, torch.arange(70.0).reshape(10, 7) + 100 * (step - 1))
+
+
+@pytest.mark.parametrize("kind", ["file", "hash", "tcp", "prefix"])
+def test_keys_of_torch_stores(kind, tmp_path):
+    store = {
+        "file": lambda: dist.FileStore(str(tmp_path / "store"), 1),
+        "hash": dist.HashStore,
+        "tcp": lambda: dist.TCPStore("localhost", 0, 1, True, use_libuv=True),
+        "prefix": lambda: dist.PrefixStore("x", dist.HashStore()),
+    }[kind]()
+    keys = StoreKeys(store)
+    assert keys.get("lastgood/a/rank-0") is None  # without waiting
+    value = b"lastgood 1 0\n\xff\x00text" * 100
+    keys.set("lastgood/a/rank-0", value)
+    keys.set("lastgood/a/result", b"")
+    assert keys.get("lastgood/a/rank-0") == value
+    assert keys.get("lastgood/a/result") == b""
+    keys.set("lastgood/b/rank-0", b"2")  # those of the save before are of no use any more
+    assert keys.get("lastgood/b/rank-0") == b"2"
+    if kind != "file":
+        assert keys.get("lastgood/a/rank-0") is None
+
+
+def test_without_torch_distributed_there_is_no_store():
+    with pytest.raises(lastgood.InvalidError, match="not initialised"):
+        StoreKeys()
