@@ -43,7 +43,7 @@ typedef struct chooser {
     uint32_t value[MAX_CHOICES], limit[MAX_CHOICES];
     size_t n, at;
     enum { EACH, ONE_DIFFERS, RANDOM } mode;
-    size_t which; /* ONE_DIFFERS: this choice */
+    size_t which; /* ONE_DIFFERS: this choice; SIZE_MAX: none */
     bool rest;    /* … what the others are: kept, or lost */
     uint32_t odds;
     uint64_t *random;
@@ -457,23 +457,25 @@ bool crash_disk_visit(crash_disk *d, const crash_effort *effort, int (*fn)(const
         } while (advance(c));
         return true;
     }
-    uint64_t made = 0;
-    for (int rest = 0; rest < 2; rest++) {
-        size_t n = 1;
-        for (size_t which = 0; which <= n && made < effort->samples; which++, made++) {
-            *c = (chooser){.mode = ONE_DIFFERS, .which = which, .rest = rest != 0};
-            if (build(d, fn, arg) != 0) {
-                return false;
-            }
-            n = c->n;
-        }
-    }
-    for (; made < effort->samples; made++) {
+    /* All kept, all lost; up to half of them with one choice that differs from
+     * all others; the rest at random. */
+    size_t which = 0, n = 1;
+    bool rest = false;
+    for (uint64_t made = 0; made < effort->samples; made++) {
         static const uint32_t odds[] = {8, 14, 2, 12, 4};
-        *c = (chooser){.mode = RANDOM, .odds = odds[made % 5], .random = effort->random};
+        if (made < 2) {
+            *c = (chooser){.mode = ONE_DIFFERS, .which = SIZE_MAX, .rest = made == 1};
+        } else if (made < effort->samples / 2 && !(rest && which >= n)) {
+            rest = rest || which >= n;
+            which = which >= n ? 0 : which;
+            *c = (chooser){.mode = ONE_DIFFERS, .which = which++, .rest = rest};
+        } else {
+            *c = (chooser){.mode = RANDOM, .odds = odds[made % 5], .random = effort->random};
+        }
         if (build(d, fn, arg) != 0) {
             return false;
         }
+        n = c->mode == ONE_DIFFERS ? c->n : n;
     }
     return false;
 }
