@@ -8,9 +8,8 @@ JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build demo test test-fast sanitize tsan valgrind python package wheel soak bench \
-        filesystems install lint format \
-        clean
+.PHONY: help setup setup-test build demo test test-fast sanitize tsan valgrind python package wheel soak prove \
+        prove-the-proof bench filesystems install lint format clean
 
 help:
 	@echo 'make demo      set up, build, and show a run that is killed and resumes to the same bits'
@@ -20,6 +19,8 @@ help:
 	@echo 'make install   install program, library and headers under PREFIX (now $(PREFIX))'
 	@echo 'make wheel     build the Python wheel (pip install . needs no make)'
 	@echo 'make soak      kill training runs KILLS times (now $(KILLS)), with and without --async, and compare the bits'
+	@echo 'make prove     cut the power at every moment of the protocol and start again (half an hour)'
+	@echo 'make prove-the-proof  take out one sync or check at a time: does a test notice?'
 	@echo 'make bench     measure saving, loading and planning; docs/benchmarks.md'
 	@echo
 	@echo 'make test-fast only the C tests;  make python: what PyTorch and safetensors read'
@@ -61,6 +62,12 @@ filesystems: setup-test build
 soak: build
 	@BUILD=$(BUILD) tools/soak --kills $(KILLS)
 	@BUILD=$(BUILD) tools/soak --kills $(KILLS) --async
+
+prove: setup-test build
+	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests prove
+
+prove-the-proof: setup-test
+	@BUILD=$(BUILD) JOBS=$(JOBS) tools/prove-the-proof
 
 bench: build
 	@$(BUILD)/bench/io
