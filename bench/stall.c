@@ -407,13 +407,14 @@ int main(int argc, char **argv)
     threads = threads > 8 ? 8 : threads;
     uint64_t step = 0;
     background(&st, session, ++step, false, 0); /* the memory of the copy is touched from here on */
+    background(&st, session, ++step, false, 0);
     worker w[2] = {worker_new(1), worker_new(1)};
-    /* A step takes a quarter of a second, and a loop three times a save. */
+    /* A step takes a quarter of a second, and a loop half as long again as a save. */
     took start = now();
     step_of(&w[0]);
     step_of(&w[0]);
     w[0].products = w[1].products = 1 + (size_t)(0.25 / (since(start).seconds / 2));
-    const size_t steps = 4 + (size_t)(3 * seconds[EAGER_DURABLE][0] / 0.25);
+    const size_t steps = 4 + (size_t)(1.5 * seconds[EAGER_DURABLE][0] / 0.25);
     for (size_t round = 0; round < pairs; round++) {
         for (size_t k = 0; k < 4; k++) {
             switch ((k + round) % 4) {

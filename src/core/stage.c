@@ -12,8 +12,7 @@
 #include <string.h>
 
 #define UNIT_BYTES (UINT64_C(1) << 20)
-#define STEP_BYTES (UINT64_C(64) << 10) /* copied and digested at a time: stays in cache */
-#define TILE_BYTES ((size_t)1 << 20)    /* scratch of a thread, for transposed memory */
+#define TILE_BYTES ((size_t)1 << 20) /* scratch of a thread, for transposed memory */
 #define MAX_THREADS 16
 
 typedef struct unit {
@@ -21,7 +20,6 @@ typedef struct unit {
     size_t first_box;  /* the first box that has bytes in it */
     uint64_t from, to; /* bytes of the file's data */
     bool eager, lazy;  /* has such parts */
-    bool ready;        /* under the lock: complete and digested */
 } unit;
 
 typedef struct image { /* of a file */
@@ -79,7 +77,6 @@ typedef struct part { /* of a box: its bytes [from, to) go to `out` */
     uint64_t base; /* of the region at hand: its first byte in the box */
     uint64_t from, to;
     uint8_t *out;
-    bool away; /* not looked at again soon */
 } part;
 
 static lg_status copy_run(const uint8_t *data, uint64_t bytes, uint64_t at, void *arg, lg_error *err)
@@ -94,7 +91,7 @@ static lg_status copy_run(const uint8_t *data, uint64_t bytes, uint64_t at, void
     }
     const uint64_t skip = begin < p->from ? p->from - begin : 0;
     end = end < p->to ? end : p->to;
-    (p->away ? lg__copy_away : lg__copy)(p->out + (begin + skip - p->from), data + skip, (size_t)(end - begin - skip));
+    lg__copy_away(p->out + (begin + skip - p->from), data + skip, (size_t)(end - begin - skip));
     return LG_OK;
 }
 
@@ -119,12 +116,12 @@ static size_t cut(const lg__plan_box *box, uint64_t from, uint64_t to, lg__regio
     return n;
 }
 
-static lg_status copy_part(const lg__plan_box *box, uint64_t from, uint64_t to, uint8_t *out, bool away,
-                           lg__scratch scratch, lg_error *err)
+static lg_status copy_part(const lg__plan_box *box, uint64_t from, uint64_t to, uint8_t *out, lg__scratch scratch,
+                           lg_error *err)
 {
     lg__region regions[LG__MAX_FLAT_BOXES];
     lg__plan_box sub = *box;
-    part p = {.box = &sub, .from = from, .to = to, .out = out, .away = away};
+    part p = {.box = &sub, .from = from, .to = to, .out = out};
     size_t n = cut(box, from, to, regions, &p.base);
     for (size_t i = 0; i < n; i++) {
         sub.box = regions[i];
@@ -151,40 +148,29 @@ static uint64_t box_bytes(const image *m, size_t i)
     return (i + 1 < m->plan->n_boxes ? m->at[i + 1] : m->plan->data_bytes) - m->at[i];
 }
 
-/* Bytes [from, to) of a file's data, of boxes that are lazy, or of those that
- * are not. */
-static lg_status copy_range(lg__stage *s, const unit *u, uint64_t from, uint64_t to, bool lazy, bool away,
-                            lg__scratch scratch, lg_error *err)
+/* Of a unit's boxes those that are lazy, or those that are not. */
+static lg_status copy_boxes(lg__stage *s, const unit *u, bool lazy, lg__scratch scratch, lg_error *err)
 {
     const image *m = &s->images[u->file];
     uint8_t *data = m->memory + m->plan->header.len;
-    for (size_t i = u->first_box; i < m->plan->n_boxes && m->at[i] < to; i++) {
+    for (size_t i = u->first_box; i < m->plan->n_boxes && m->at[i] < u->to; i++) {
         const uint64_t begin = m->at[i], end = begin + box_bytes(m, i);
-        const uint64_t a = begin > from ? begin : from, b = end < to ? end : to;
+        const uint64_t a = begin > u->from ? begin : u->from, b = end < u->to ? end : u->to;
         if (m->plan->boxes[i].lazy == lazy && a < b) {
-            LG__TRY(copy_part(&m->plan->boxes[i], a - begin, b - begin, data + a, away, scratch, err));
+            LG__TRY(copy_part(&m->plan->boxes[i], a - begin, b - begin, data + a, scratch, err));
         }
     }
     return LG_OK;
 }
 
-/* Copies what is lazy in a unit and digests all of it, piece by piece. */
-static lg_status complete(lg__stage *s, const unit *u, lg__scratch scratch, lg_error *err)
+static void digest(const lg__stage *s, const unit *u)
 {
-    image *m = &s->images[u->file];
+    const image *m = &s->images[u->file];
     const uint8_t *data = m->memory + m->plan->header.len;
-    const uint64_t step = s->block_bytes > STEP_BYTES ? s->block_bytes : STEP_BYTES / s->block_bytes * s->block_bytes;
-    for (uint64_t at = u->from, n; at < u->to; at += n) {
-        n = u->to - at < step ? u->to - at : step;
-        if (u->lazy) {
-            LG__TRY(copy_range(s, u, at, at + n, true, false, scratch, err));
-        }
-        for (uint64_t b = at; b < at + n; b += s->block_bytes) {
-            const uint64_t bytes = at + n - b < s->block_bytes ? at + n - b : s->block_bytes;
-            m->table.block_crc[b / s->block_bytes] = lg__crc32c(0, data + b, (size_t)bytes);
-        }
+    for (uint64_t at = u->from; at < u->to; at += s->block_bytes) {
+        const uint64_t bytes = u->to - at < s->block_bytes ? u->to - at : s->block_bytes;
+        m->table.block_crc[at / s->block_bytes] = lg__crc32c(0, data + at, (size_t)bytes);
     }
-    return LG_OK;
 }
 
 static void fail(lg__stage *s, lg_status status, const lg_error *err)
@@ -206,11 +192,9 @@ static bool scratch_new(lg__scratch *out)
     return out->data != NULL;
 }
 
-/* ------------------------------------------------------------ before return */
-
-static void *copy_eager(void *arg)
+/* Takes unit after unit until none is left. */
+static void copy_units(lg__stage *s, bool lazy)
 {
-    lg__stage *s = arg;
     lg_error err = LG_ERROR_INIT;
     lg__scratch scratch;
     lg_status status = scratch_new(&scratch) ? LG_OK : lg__nomem(&err);
@@ -220,14 +204,21 @@ static void *copy_eager(void *arg)
             break;
         }
         const unit *u = &s->units[i];
-        if (u->eager) {
-            status = copy_range(s, u, u->from, u->to, false, true, scratch, &err);
+        if (lazy ? u->lazy : u->eager) {
+            status = copy_boxes(s, u, lazy, scratch, &err);
         }
     }
     if (status != LG_OK) {
         fail(s, status, &err);
     }
     lg__free(scratch.data);
+}
+
+/* ------------------------------------------------------------ before return */
+
+static void *copy_eager(void *arg)
+{
+    copy_units(arg, false);
     return NULL;
 }
 
@@ -268,6 +259,7 @@ static void one_less_copies(lg__stage *s)
 {
     pthread_mutex_lock(&s->lock);
     bool none = --s->copying == 0;
+    pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
     if (none && s->staged != NULL) {
         s->staged(s->staged_arg);
@@ -276,32 +268,8 @@ static void one_less_copies(lg__stage *s)
 
 static void *copy_lazy(void *arg)
 {
-    lg__stage *s = arg;
-    lg_error err = LG_ERROR_INIT;
-    lg__scratch scratch;
-    lg_status status = scratch_new(&scratch) ? LG_OK : lg__nomem(&err);
-    while (status == LG_OK && !atomic_load(&s->failed)) {
-        size_t i = atomic_fetch_add(&s->next, 1);
-        if (i >= s->n_units) {
-            break;
-        }
-        unit *u = &s->units[i];
-        if (!u->lazy) {
-            continue; /* the writer digests it */
-        }
-        status = complete(s, u, scratch, &err);
-        if (status == LG_OK) {
-            pthread_mutex_lock(&s->lock);
-            u->ready = true;
-            pthread_cond_broadcast(&s->changed);
-            pthread_mutex_unlock(&s->lock);
-        }
-    }
-    if (status != LG_OK) {
-        fail(s, status, &err);
-    }
-    lg__free(scratch.data);
-    one_less_copies(s);
+    copy_units(arg, true);
+    one_less_copies(arg);
     return NULL;
 }
 
@@ -346,13 +314,9 @@ lg_status lg__stage_take(lg__stage *s, size_t file, const void **data, size_t *b
         *last = true;
         return LG_OK;
     }
-    unit *u = &s->units[m->unit];
-    if (!u->lazy) {
-        const lg__scratch none = {0};
-        LG__TRY(complete(s, u, none, err));
-    }
+    /* Digests come after all copies: the trainer waits for those only. */
     pthread_mutex_lock(&s->lock);
-    while (u->lazy && !u->ready && s->status == LG_OK) {
+    while (s->copying > 0 && s->status == LG_OK) {
         pthread_cond_wait(&s->changed, &s->lock);
     }
     if (s->status != LG_OK) {
@@ -361,6 +325,8 @@ lg_status lg__stage_take(lg__stage *s, size_t file, const void **data, size_t *b
     }
     pthread_mutex_unlock(&s->lock);
     LG__TRY(status);
+    const unit *u = &s->units[m->unit];
+    digest(s, u);
     const bool first = u->from == 0;
     *data = first ? m->memory : m->memory + header + u->from;
     *bytes = (size_t)(u->to - u->from + (first ? header : 0));

@@ -9,8 +9,8 @@
  * The image is cut into *units* of whole checksum blocks, about a MiB each, and
  * these are what threads take and the writer gets in order. What must be copied
  * before the launch returns is copied by several threads, into whichever units
- * it belongs; what is lazy follows in the background, unit by unit, each
- * digested while it is in the processor's cache. */
+ * it belongs; what is lazy follows in the background. Digests come when all is
+ * copied, so that the trainer has its memory back as soon as can be. */
 
 #include "core/save.h"
 
