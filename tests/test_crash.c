@@ -506,7 +506,7 @@ static bool cut_again(proof *p, const crash_tree *tree, verdict *v)
                        .disk = s,
                        .caps = p->caps,
                        .other_world = p->other_world,
-                       .effort = {.all = full ? 64 : 4, .samples = full ? 16 : 3, .random = &random},
+                       .effort = {.all = full ? 16 : 4, .samples = full ? 6 : 3, .random = &random},
                        .n_jobs = 1,
                        .now = p->now,
                        .at = first};
@@ -724,7 +724,7 @@ static void prove_scene(scene s, uint32_t world, bool no_rename)
     s.world = world;
     s.no_rename = no_rename;
     counts c = {0};
-    crash_effort effort = {.all = !full ? 32 : world == 1 ? 8192 : 512, .samples = !full ? 6 : world == 1 ? 512 : 128};
+    crash_effort effort = {.all = !full ? 32 : world == 1 ? 4096 : 128, .samples = !full ? 6 : world == 1 ? 256 : 32};
     run_scene(&s, 0, effort, &c);
     tell(&s, &c, 1);
     assert_true(c.states > 100 && c.older > 50 && c.newer > 0);
@@ -737,7 +737,7 @@ static void prove_sweep(scene s, uint32_t world, bool no_rename, uint64_t stride
     s.no_rename = no_rename;
     counts c = {0};
     uint64_t records = 0;
-    crash_effort effort = {.all = full ? 64 : 4, .samples = full ? 16 : 3};
+    crash_effort effort = {.all = full ? 16 : 4, .samples = full ? 6 : 3};
     for (uint64_t n = 1; run_scene(&s, n, effort, &c); n += stride) {
         records++;
     }

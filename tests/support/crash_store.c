@@ -389,7 +389,7 @@ static lg_status c_rename_file(void *ctx, const char *from, const char *to, lg_e
     return rename_any(ctx, from, to, false, err);
 }
 
-/* As the POSIX store does: a temporary file beside, synced, then renamed. */
+/* As the POSIX store does: a temporary file beside, synced, then linked. */
 static lg_status c_put_new(void *ctx, const char *path, const void *data, size_t bytes, lg_error *err)
 {
     crash_store *s = locked(ctx);
@@ -405,7 +405,8 @@ static lg_status c_put_new(void *ctx, const char *path, const void *data, size_t
         link_node(s, dir, temporary, inode);
         write_node(s, inode, data, bytes, 0);
         sync_node(s, inode);
-        rename_node(s, dir, temporary, leaf);
+        link_node(s, dir, leaf, inode);
+        unlink_node(s, dir, temporary);
     }
     return unlock(s, st) == LG_OK ? LG_OK : fail(err, st, "create", path);
 }
