@@ -15,7 +15,9 @@ here = pathlib.Path("here")
 
 
 def start(*options, ignore=None, file_bytes=None, stderr=subprocess.PIPE):
-    def before():
+    def before():  # what runs the tests may ignore some of them itself
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
         if ignore is not None:
             signal.signal(ignore, signal.SIG_IGN)
         if file_bytes is not None:
