@@ -8,8 +8,8 @@ JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build demo test test-fast sanitize tsan valgrind python package wheel soak bench install lint format \
-        clean
+.PHONY: help setup setup-test build demo test test-fast sanitize tsan valgrind python package wheel soak bench bench-peers install \
+        lint format clean
 
 help:
 	@echo 'make demo      set up, build, and show a run that is killed and resumes to the same bits'
@@ -20,6 +20,7 @@ help:
 	@echo 'make wheel     build the Python wheel (pip install . needs no make)'
 	@echo 'make soak      kill a training run KILLS times (now $(KILLS)) and compare the bits'
 	@echo 'make bench     measure saving, loading and planning; docs/benchmarks.md'
+	@echo 'make bench-peers   beside torch.save, DCP, safetensors and others; an hour; docs/benchmarks-peers.md'
 	@echo
 	@echo 'make test-fast only the C tests;  make python: what PyTorch and safetensors read'
 	@echo 'make package   the tests of the Python package'
@@ -60,6 +61,11 @@ bench: build
 	@$(BUILD)/bench/io
 	@$(BUILD)/bench/io --small
 	@$(BUILD)/bench/plan
+
+# The disk that is measured: FOLDER.
+bench-peers: setup-test build
+	@python=$$(BUILD=$(BUILD) tools/peers-env) && "$$python" bench/peers.py --json bench/peers/results.json \
+	    $(if $(FOLDER),--folder $(FOLDER))
 
 install: build
 	@at="$$DESTDIR$(abspath $(PREFIX))"; if ! { mkdir -p "$$at" && [ -w "$$at" ]; }; then \
