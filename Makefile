@@ -9,7 +9,7 @@ JOBS ?= $(shell nproc)
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup setup-test build demo test test-fast sanitize tsan valgrind python package wheel soak prove \
-        prove-the-proof bench filesystems install lint format clean
+        prove-the-proof bench bench-peers filesystems install lint format clean
 
 help:
 	@echo 'make demo      set up, build, and show a run that is killed and resumes to the same bits'
@@ -22,6 +22,7 @@ help:
 	@echo 'make prove     cut the power at every moment of the protocol and start again (half an hour)'
 	@echo 'make prove-the-proof  take out one sync or check at a time: does a test notice?'
 	@echo 'make bench     measure saving, loading and planning; docs/benchmarks.md'
+	@echo 'make bench-peers   beside torch.save, DCP, safetensors and others; an hour; docs/benchmarks-peers.md'
 	@echo
 	@echo 'make test-fast only the C tests;  make python: what PyTorch and safetensors read'
 	@echo 'make package   the tests of the Python package'
@@ -74,6 +75,11 @@ bench: build
 	@$(BUILD)/bench/io --small
 	@$(BUILD)/bench/stall
 	@$(BUILD)/bench/plan
+
+# The disk that is measured: FOLDER.
+bench-peers: setup-test build
+	@python=$$(BUILD=$(BUILD) tools/peers-env) && "$$python" bench/peers.py --json bench/peers/results.json \
+	    $(if $(FOLDER),--folder $(FOLDER))
 
 install: build
 	@at="$$DESTDIR$(abspath $(PREFIX))"; if ! { mkdir -p "$$at" && [ -w "$$at" ]; }; then \

@@ -4,6 +4,7 @@
 import collections
 import enum
 import math
+import os
 import pickle
 import struct
 import subprocess
@@ -124,7 +125,7 @@ def test_equal_sets_have_the_same_text_in_every_process():
     texts = {
         subprocess.run(
             [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            env=dict(os.environ, PYTHONHASHSEED=seed),
             capture_output=True,
             text=True,
             check=True,
