@@ -5,7 +5,7 @@
     make bench-peers                      all of it: about an hour, 45 GB of disk
     bench/peers.py --folder DIR           the same, by a Python that has the tools
     bench/peers.py --quick                two minutes, small states, to see that it runs
-    bench/peers.py --only save,load --tools lastgood,DCP
+    bench/peers.py --only save,load --tools "lastgood;DCP"
     bench/peers.py --page results.json    only docs/benchmarks-peers.md, of figures that are there
 
 Each tool has a process of its own, forked from one that holds the state and has
@@ -251,7 +251,7 @@ class Bench:
         self.found: dict[str, Any] = {"sections": {}, "skipped": {}, "versions": {}, "machine": machine(folder)}
         self.found |= {"quick": options.quick, "rounds": self.rounds, "states": {}}
         self.running: dict[str, Tool] = {}
-        wanted = options.tools.split(",") if options.tools else None
+        wanted = options.tools.split(";") if options.tools else None
         self.kinds = [k for k in PEERS if (k.name in wanted if wanted else k.quick or not options.quick)]
         if wanted == ["all"]:
             self.kinds = list(PEERS)
@@ -421,7 +421,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=120, help="for one tool in one section, about")
     parser.add_argument("--only", help="sections: save,load,partial,train,small")
-    parser.add_argument("--tools", help="names, with commas between, or all")
+    parser.add_argument("--tools", help="names, with semicolons between, or all")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--verbose", action="store_true", help="show what the tools print")
     parser.add_argument("--json", type=Path, help="where the figures go")
