@@ -273,21 +273,9 @@ static void report(const state *st, double (*seconds)[MAX_ROUNDS], double (*cpu)
         printf("\n%-24s %8s   %s\n", "ratio of speeds", "median", "95 % interval");
     }
     for (size_t p = 0; p < sizeof pairs / sizeof *pairs; p++) {
-        double ratios[MAX_ROUNDS], low, high;
-        for (size_t i = 0; i < n; i++) {
-            ratios[i] = seconds[pairs[p][1]][i] / seconds[pairs[p][0]][i];
-        }
-        double m = median(ratios, n);
-        interval(ratios, n, &low, &high);
-        bool resolved = high - low <= 0.2 * m;
         char name[64];
         snprintf(name, sizeof name, "%s / %s", kinds[pairs[p][0]], kinds[pairs[p][1]]);
-        json_object_set_new(
-            json_object_get(out, "ratios"), name,
-            json_pack("{s:f,s:f,s:f,s:b}", "median", m, "low", low, "high", high, "resolved", resolved));
-        if (!as_json) {
-            printf("%-24s %8.2f   %.2f to %.2f%s\n", name, m, low, high, resolved ? "" : "  (not resolved)");
-        }
+        ratio(json_object_get(out, "ratios"), name, seconds[pairs[p][1]], seconds[pairs[p][0]], n, !as_json);
     }
     if (as_json) {
         json_dumpf(out, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
@@ -298,21 +286,6 @@ static void report(const state *st, double (*seconds)[MAX_ROUNDS], double (*cpu)
 
 /* --------------------------------------------------------------------- main */
 
-static void remove_path(const char *path)
-{
-    if (strcmp(path + strlen(path) - 2, "/.") != 0 && strcmp(path + strlen(path) - 3, "/..") != 0) {
-        if (unlink(path) != 0) {
-            rmdir(path);
-        }
-    }
-}
-
-static void remove_root(const char *dir)
-{
-    in_folders(dir, remove_path, 2);
-    rmdir(dir);
-}
-
 /* Retention would be part of a save, but not of its way to the disk. */
 static void remove_checkpoints(const char *root)
 {
@@ -321,7 +294,7 @@ static void remove_checkpoints(const char *root)
         if (strncmp(e->d_name, "step-", 5) == 0) {
             char path[4400];
             snprintf(path, sizeof path, "%s/%s", root, e->d_name);
-            remove_root(path);
+            remove_tree(path);
         }
     }
     if (d != NULL) {
@@ -625,7 +598,7 @@ int main(int argc, char **argv)
         report(&st, seconds, cpu, rounds, as_json);
     }
     unlink(file);
-    remove_root(dir);
+    remove_tree(dir);
     free(st.data - behind);
     free(st.other - 1024);
     free(st.names);

@@ -61,6 +61,22 @@ void interval(const double *values, size_t n, double *low, double *high)
     *high = medians[DRAWS - 1 - DRAWS / 40];
 }
 
+void ratio(json_t *out, const char *name, const double *a, const double *b, size_t n, bool print)
+{
+    double ratios[MAX_ROUNDS], low, high;
+    for (size_t i = 0; i < n; i++) {
+        ratios[i] = a[i] / b[i];
+    }
+    interval(ratios, n, &low, &high);
+    const double m = median(ratios, n);
+    const bool resolved = high - low <= 0.2 * m;
+    json_object_set_new(out, name,
+                        json_pack("{s:f,s:f,s:f,s:b}", "median", m, "low", low, "high", high, "resolved", resolved));
+    if (print) {
+        printf("%-26s %8.2f   %.2f to %.2f%s\n", name, m, low, high, resolved ? "" : "  (not resolved)");
+    }
+}
+
 size_t memory_now(const char *what)
 {
     FILE *f = fopen("/proc/self/status", "r");

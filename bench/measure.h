@@ -4,6 +4,7 @@
 
 /* Times, medians and intervals for the programs in this folder. */
 
+#include <jansson.h>
 #include <lastgood/lastgood.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -28,6 +29,9 @@ took since(took start);
 double median(const double *values, size_t n);
 /* 95 % interval of the median, by bootstrap. */
 void interval(const double *values, size_t n, double *low, double *high);
+/* Of a[i] / b[i] over n rounds: into `out` under `name`, and a line if `print`. Not
+ * resolved: the interval is wider than a fifth of the median. */
+void ratio(json_t *out, const char *name, const double *a, const double *b, size_t n, bool print);
 
 /* "VmHWM" or "VmRSS" of this process, bytes; and starting VmHWM anew. */
 size_t memory_now(const char *what);

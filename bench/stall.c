@@ -274,22 +274,6 @@ static void training(const state *st, lg_session *session, uint64_t *step, worke
 
 /* --------------------------------------------------------------------- report */
 
-static void ratio(json_t *out, const char *name, const double *a, const double *b, size_t n, bool as_json)
-{
-    double ratios[MAX_ROUNDS], low, high;
-    for (size_t i = 0; i < n; i++) {
-        ratios[i] = a[i] / b[i];
-    }
-    interval(ratios, n, &low, &high);
-    const double m = median(ratios, n);
-    const bool resolved = high - low <= 0.2 * m;
-    json_object_set_new(out, name,
-                        json_pack("{s:f,s:f,s:f,s:b}", "median", m, "low", low, "high", high, "resolved", resolved));
-    if (!as_json) {
-        printf("%-32s %8.3f   %.3f to %.3f%s\n", name, m, low, high, resolved ? "" : "  (not resolved)");
-    }
-}
-
 static void lost(json_t *out, const char *name, const double *with, const double *without, size_t n, bool as_json)
 {
     double values[MAX_ROUNDS], low, high;
@@ -324,9 +308,9 @@ static void report(const state *st, size_t n, size_t steps, uint32_t threads, bo
     if (!as_json) {
         printf("\n%-32s %8s   %s\n", "", "median", "95 % interval");
     }
-    ratio(ratios, "memcpy / eager launch", seconds[COPY], seconds[EAGER], n, as_json);
-    ratio(ratios, "eager durable / save", seconds[EAGER_DURABLE], seconds[SAVE], n, as_json);
-    ratio(ratios, "lazy durable / save", seconds[LAZY_DURABLE], seconds[SAVE], n, as_json);
+    ratio(ratios, "memcpy / eager launch", seconds[COPY], seconds[EAGER], n, !as_json);
+    ratio(ratios, "eager durable / save", seconds[EAGER_DURABLE], seconds[SAVE], n, !as_json);
+    ratio(ratios, "lazy durable / save", seconds[LAZY_DURABLE], seconds[SAVE], n, !as_json);
     lost(loss, "lost, 1 compute thread", seconds[LOOP1_SAVE], seconds[LOOP1], n, as_json);
     lost(loss, "lost, 2 compute threads", seconds[LOOP2_SAVE], seconds[LOOP2], n, as_json);
     json_t *memory = json_object_get(out, "memory");

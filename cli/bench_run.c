@@ -288,7 +288,7 @@ static lg_status run_rounds(const cli *c, runner *r, lg_error *err)
 lg_status bench_run(const cli *c, const bench_plan *plan, const char *folder, bench_result *out, lg_error *err)
 {
     *out = (bench_result){.plan = *plan, .direct = bench_raw_direct(folder)};
-    runner r = {.root = need_format("%s/root", folder), .raw = need_format("%s/raw", folder), .to = out};
+    runner r = {.root = need_format("%s/checkpoints", folder), .raw = need_format("%s/raw", folder), .to = out};
     lg_status status = bench_state_open(plan, r.root, &r.state, err);
     if (status == LG_OK) {
         out->bytes = bench_state_bytes(r.state);

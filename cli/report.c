@@ -44,35 +44,33 @@ static void into_document(cli *c, lg_status status, const char *message, const c
     json_put(c->document, "error", e);
 }
 
-int report_trouble(cli *c, const char *hint, const char *format, ...)
+static void report_v(cli *c, lg_status status, const char *hint, const char *format, va_list args)
 {
     char *message = NULL;
-    va_list args;
-    va_start(args, format);
     if (vasprintf(&message, format, args) < 0) {
         message = NULL;
     }
-    va_end(args);
     line(c, need(message));
     hint_line(hint);
-    into_document(c, LG_ERR_INVALID, message, hint);
+    into_document(c, status, message, hint);
     free(message);
+}
+
+int report_trouble(cli *c, const char *hint, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    report_v(c, LG_ERR_INVALID, hint, format, args);
+    va_end(args);
     return CLI_TROUBLE;
 }
 
 int report_as(cli *c, lg_status status, const char *hint, const char *format, ...)
 {
-    char *message = NULL;
     va_list args;
     va_start(args, format);
-    if (vasprintf(&message, format, args) < 0) {
-        message = NULL;
-    }
+    report_v(c, status, hint, format, args);
     va_end(args);
-    line(c, need(message));
-    hint_line(hint);
-    into_document(c, status, message, hint);
-    free(message);
     return report_exit(status);
 }
 

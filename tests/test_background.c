@@ -107,7 +107,8 @@ typedef struct failing {
     lg_error told[RANKS_MAX];
 } failing;
 
-static void fail_in_the_background(rank_env *env)
+/* *open is the session until it is closed. */
+static void fail_and_go_on(rank_env *env, lg_session **open)
 {
     failing *c = env->arg;
     lg_session *s;
@@ -116,6 +117,7 @@ static void fail_in_the_background(rank_env *env)
     o.keep_last = 2;
     o.kv = c->kv;
     RANK_TRY(env, open_session(env, o, &s));
+    *open = s;
     model m;
     model_init(&m, env->rank, env->world);
     m.lazy = true;
@@ -135,6 +137,7 @@ static void fail_in_the_background(rank_env *env)
     if (st == LG_OK) {
         RANK_TRY(env, lg_session_fence(s, 20000, &env->err));
         if (c->by_close) {
+            *open = NULL;
             c->status[env->rank] = lg_session_close(s, told);
             return;
         }
@@ -159,7 +162,15 @@ static void fail_in_the_background(rank_env *env)
     lg_save_info info;
     RANK_TRY(env, lg_session_wait(s, 20000, &info, &env->err));
     RANK_CHECK(env, info.step == 3);
+    *open = NULL;
     RANK_TRY(env, lg_session_close(s, &env->err));
+}
+
+static void fail_in_the_background(rank_env *env)
+{
+    lg_session *open = NULL;
+    fail_and_go_on(env, &open);
+    lg_session_close(open, NULL);
 }
 
 static void all_were_told_the_same(const failing *c, uint32_t world, const char *what)

@@ -14,6 +14,7 @@
 #include "support/build.h"
 #include "support/check.h"
 #include "support/fault_store.h"
+#include "support/peak.h"
 #include "support/temp_dir.h"
 
 #include <errno.h>
@@ -928,39 +929,6 @@ static void broken_writes(void **state)
 }
 
 /* ------------------------------------------------------------------- memory */
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define MEASURED 0 /* sanitizers keep what was freed */
-#else
-#define MEASURED 1
-#endif
-
-static size_t status_kib(const char *key)
-{
-    char line[256];
-    size_t kib = 0;
-    FILE *f = fopen("/proc/self/status", "re");
-    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
-        if (strncmp(line, key, strlen(key)) == 0) {
-            kib = strtoul(line + strlen(key) + 1, NULL, 10);
-        }
-    }
-    if (f != NULL) {
-        fclose(f);
-    }
-    return kib;
-}
-
-/* Starts a measurement; false if the kernel does not let us. */
-static bool reset_peak(void)
-{
-    int fd = open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC);
-    bool ok = fd >= 0 && write(fd, "5", 1) == 1;
-    if (fd >= 0) {
-        close(fd);
-    }
-    return ok;
-}
 
 #define STATE_BYTES (200 * MIB)
 #define CAP_BYTES (4 * MIB)

@@ -14,6 +14,7 @@
 #include "support/build.h"
 #include "support/check.h"
 #include "support/fault_store.h"
+#include "support/peak.h"
 #include "support/temp_dir.h"
 
 #include <errno.h>
@@ -359,28 +360,6 @@ static void depth(void **state)
 }
 
 /* ---------------------------------------------------------------------- memory */
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define MEASURED 0 /* sanitizers keep what was freed */
-#else
-#define MEASURED 1
-#endif
-
-static size_t status_kib(const char *key)
-{
-    char line[256];
-    size_t kib = 0;
-    FILE *f = fopen("/proc/self/status", "re");
-    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
-        if (strncmp(line, key, strlen(key)) == 0) {
-            kib = strtoul(line + strlen(key) + 1, NULL, 10);
-        }
-    }
-    if (f != NULL) {
-        fclose(f);
-    }
-    return kib;
-}
 
 /* 32 tensors of 8 MiB, one after the other into the same memory. */
 static int one_by_one(const char *dir)

@@ -31,21 +31,6 @@ const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) { return "report_thread_leaks=0"; }
 #endif
 
-#define ON_EVERY_ROOT(name)                                   \
-    static void name##_on(test_root *root);                   \
-    static void name(void **state)                            \
-    {                                                         \
-        (void)state;                                          \
-        for (int kind = 0; kind < ROOT_KINDS; kind++) {       \
-            test_root root;                                   \
-            print_message("# on %s\n", root_kind_name(kind)); \
-            root_make(&root, kind);                           \
-            name##_on(&root);                                 \
-            root_drop(&root);                                 \
-        }                                                     \
-    }                                                         \
-    static void name##_on(test_root *root)
-
 /* ---------------------------------------------------------- what is saved */
 
 static void change_after_launch_and_fence(rank_env *env)
@@ -476,15 +461,17 @@ static void be_superseded(rank_env *env)
 
 typedef struct takeover {
     test_root *root;
+    fault_op when; /* on rank 2's sums file */
     atomic_int done;
 } takeover;
 
-/* Another session takes over when rank 2 has its sums file ready. */
+/* Another session takes over when rank 2 is about to make its sums file, or
+ * when the coordinator, who has seen its name, is about to read it. */
 static lg_status take_over(fault_store *f, const fault_event *e, bool before, void *arg, lg_error *err)
 {
     (void)f, (void)err;
     takeover *t = arg;
-    if (before && e->op == FAULT_WRITE && strstr(e->path, "step-000000000002") != NULL &&
+    if (before && e->op == t->when && strstr(e->path, "step-000000000002") != NULL &&
         strstr(e->path, "rank-00002.sums") != NULL && atomic_exchange(&t->done, 1) == 0) {
         run_spec other = {.world = 1};
         root_run(t->root, &other);
@@ -497,13 +484,19 @@ static lg_status take_over(fault_store *f, const fault_event *e, bool before, vo
 
 ON_EVERY_ROOT(k05_a_session_superseded_during_a_background_save_learns_it_on_all_ranks)
 {
-    takeover t = {.root = root};
-    fault_store *f = fault_store_new(root->store);
-    fault_store_set_hook(f, take_over, &t);
-    run_all(3, fault_store_handle(f), be_superseded, root);
-    assert_int_equal(t.done, 1);
-    fault_store_free(f);
-    assert_int_equal(newest(root->store), 1);
+    static const fault_op when[] = {FAULT_WRITE, FAULT_OPEN};
+    for (size_t i = 0; i < sizeof when / sizeof *when; i++) {
+        test_root fresh;
+        root_make(&fresh, root->kind);
+        takeover t = {.root = &fresh, .when = when[i]};
+        fault_store *f = fault_store_new(fresh.store);
+        fault_store_set_hook(f, take_over, &t);
+        run_all(3, fault_store_handle(f), be_superseded, &fresh);
+        assert_int_equal(t.done, 1);
+        fault_store_free(f);
+        assert_int_equal(newest(fresh.store), 1);
+        root_drop(&fresh);
+    }
 }
 
 /* ------------------------------------------------- processes, forks, exits */

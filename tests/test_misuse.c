@@ -23,23 +23,6 @@
 
 #include "support/check.h"
 
-#define STEPS(...) ((const uint64_t[]){__VA_ARGS__}), (sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
-
-#define ON_EVERY_ROOT(name)                                   \
-    static void name##_on(test_root *root);                   \
-    static void name(void **state)                            \
-    {                                                         \
-        (void)state;                                          \
-        for (int kind = 0; kind < ROOT_KINDS; kind++) {       \
-            test_root root;                                   \
-            print_message("# on %s\n", root_kind_name(kind)); \
-            root_make(&root, kind);                           \
-            name##_on(&root);                                 \
-            root_drop(&root);                                 \
-        }                                                     \
-    }                                                         \
-    static void name##_on(test_root *root)
-
 /* ------------------------------------------------------------- wrong calls */
 
 static void missing_arguments_are_errors(void **state)

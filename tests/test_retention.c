@@ -17,8 +17,6 @@
 
 #include <cmocka.h>
 
-#define STEPS(...) ((const uint64_t[]){__VA_ARGS__}), (sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
-
 static void make_run(test_root *root, int kind, const uint64_t *steps, size_t n)
 {
     root_make(root, kind);

@@ -22,23 +22,6 @@
 
 #include <cmocka.h>
 
-#define STEPS(...) ((const uint64_t[]){__VA_ARGS__}), (sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
-
-#define ON_EVERY_ROOT(name)                                   \
-    static void name##_on(test_root *root);                   \
-    static void name(void **state)                            \
-    {                                                         \
-        (void)state;                                          \
-        for (int kind = 0; kind < ROOT_KINDS; kind++) {       \
-            test_root root;                                   \
-            print_message("# on %s\n", root_kind_name(kind)); \
-            root_make(&root, kind);                           \
-            name##_on(&root);                                 \
-            root_drop(&root);                                 \
-        }                                                     \
-    }                                                         \
-    static void name##_on(test_root *root)
-
 static run_spec run_of(uint32_t world, const uint64_t *steps, size_t n)
 {
     return (run_spec){.world = world, .steps = steps, .n_steps = n};

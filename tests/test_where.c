@@ -18,8 +18,6 @@
 
 #include <cmocka.h>
 
-#define STEPS(...) ((const uint64_t[]){__VA_ARGS__}), (sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
-
 static void run_of(test_root *root, uint32_t world, const uint64_t *steps, size_t n)
 {
     run_spec s = {.world = world, .steps = steps, .n_steps = n};

@@ -42,7 +42,7 @@ struct lg__background {
     /* under the lock */
     lg_save_phase phase;
     size_t to_gather, to_gather_eager; /* boxes that are still read from the trainer's memory */
-    bool staged, checked, done, failed, told, own, in_place;
+    bool staged, checked, done, failed, own, in_place;
     bool abandoned; /* the session was closed before: the thread frees all */
     lg_error err;
     lg_save_info info;
@@ -632,7 +632,6 @@ lg__last lg__background_last(lg__background *job)
     }
     pthread_mutex_lock(&job->lock);
     last.state = !job->done ? LG__LAST_IN_FLIGHT : job->failed ? LG__LAST_FAILED : LG__LAST_COMMITTED;
-    last.told = job->told;
     last.own = job->own;
     last.in_place = job->in_place;
     last.step = job->info.step;
@@ -683,13 +682,6 @@ lg_status lg__background_fence(lg__background *job, uint64_t deadline_ms, lg_err
                   " ms: tensors must not be changed yet",
                   job->info.step, deadline_ms);
     return check_sources(job, err);
-}
-
-void lg__background_told(lg__background *job)
-{
-    pthread_mutex_lock(&job->lock);
-    job->told = true;
-    pthread_mutex_unlock(&job->lock);
 }
 
 bool lg__background_staged(lg__background *job)
@@ -787,7 +779,7 @@ lg_status lg__background_close(lg_session *s, bool *left, lg_error *err)
         }
     }
     lg_status st = LG_OK;
-    if (job->failed && !job->told) {
+    if (job->failed) {
         *err = job->err;
         st = job->err.status;
         lg_error_wrap(err, "save step %" PRIu64 " in the background", job->info.step);

@@ -19,7 +19,6 @@ typedef enum lg__last_state {
 /* This rank's view of it. */
 typedef struct lg__last {
     lg__last_state state;
-    bool told;     /* the failure */
     bool own;      /* the failure is of this rank's own part */
     bool in_place; /* failed, but the checkpoint is there (not known durable) */
     uint64_t step, bytes_total;
@@ -50,8 +49,6 @@ void lg__background_phase(lg__background *job, lg_save_phase *phase, uint64_t *s
 /* It is over and all ranks know the result: committed, or failed, then perhaps in
  * place. Frees it, and brings the session up to date. */
 void lg__background_settle(lg_session *s, bool committed, bool in_place, uint64_t bytes_total);
-/* All ranks got its failure. */
-void lg__background_told(lg__background *job);
 
 /* At the end of a session. *left: it still runs (LG_ERR_TIMEOUT), and frees
  * itself and the session when it ends. */

@@ -312,8 +312,10 @@ static lg_status late(const lg__bulletin *b, const seen *s, uint64_t deadline_ms
     return LG_ERR_TIMEOUT;
 }
 
-/* With keys, the folder may show a file later than the key. */
-static lg_status take_written(const lg__bulletin *b, uint32_t rank, uint64_t until, lg__written *out, lg_error *err)
+/* With keys, the folder may show a file later than the key. A file that is not
+ * there may also mean that another session has ended the attempt. */
+static lg_status take_written(const lg__bulletin *b, seen *s, uint32_t rank, uint64_t until, lg__written *out,
+                              lg_error *err)
 {
     const uint64_t began = lg__now_ms();
     for (;;) {
@@ -327,6 +329,10 @@ static lg_status take_written(const lg__bulletin *b, uint32_t rank, uint64_t unt
                 out->bytes = w.bytes;
             }
             return LG_OK;
+        }
+        bool all;
+        if (st == LG_ERR_NOT_FOUND) {
+            LG__TRY(look_by_files(b, s, &all, err));
         }
         if (st != LG_ERR_NOT_FOUND || lg__now_ms() >= until) {
             *err = why;
@@ -352,7 +358,7 @@ static lg_status collect(const lg__bulletin *b, uint64_t deadline_ms, seen *s, l
     }
     for (uint32_t r = 0; r < b->world; r++) {
         if (r != b->rank) {
-            LG__TRY(take_written(b, r, until, &written[r], err));
+            LG__TRY(take_written(b, s, r, until, &written[r], err));
         }
     }
     return LG_OK;

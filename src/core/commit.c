@@ -45,7 +45,7 @@ typedef struct opening {
     uint32_t last_state, last_status;
     int32_t last_errno, last_rank;
     uint64_t last_step, last_bytes;
-    uint8_t last_told, last_own, last_in_place;
+    uint8_t last_own, last_in_place;
     uint32_t last_message_bytes;
 } opening;
 
@@ -87,7 +87,6 @@ static const char *const calls[] = {"another call", "lg_save_commit", "lg_save_l
 /* What all ranks together know of the save before. The same on all of them. */
 typedef struct verdict {
     lg__last_state state;
-    bool told; /* a failure: to all ranks, by a wait or close */
     bool in_place;
     bool own; /* the cause is of the rank whose part failed */
     uint64_t step, bytes;
@@ -101,13 +100,11 @@ static void weigh(verdict *v, uint32_t rank, uint32_t world, const opening *o, c
     const bool failed = o->last_state == LG__LAST_FAILED;
     if (rank == 0) {
         *v = (verdict){.state = (lg__last_state)o->last_state,
-                       .told = true,
                        .step = o->last_step,
                        .bytes = o->last_bytes,
                        .in_place = o->last_in_place != 0};
     }
     v->state = o->last_state == LG__LAST_IN_FLIGHT ? LG__LAST_IN_FLIGHT : v->state;
-    v->told = v->told && o->last_told != 0;
     if (failed && (v->status == LG_OK || (o->last_own != 0 && !v->own))) {
         v->own = o->last_own != 0;
         v->status = (lg_status)o->last_status;
@@ -131,7 +128,6 @@ static void fill_opening(const lg_session *s, lg__purpose purpose, const lg__las
                    .last_rank = last->err.rank,
                    .last_step = last->step,
                    .last_bytes = last->bytes_total,
-                   .last_told = last->told,
                    .last_own = last->own,
                    .last_in_place = last->in_place,
                    .last_message_bytes = (uint32_t)strlen(last->err.message)};
@@ -229,12 +225,20 @@ static lg_status open_exchange(lg_session *s, lg_save *save, lg__purpose purpose
     return st;
 }
 
-void lg__commit_superseded(lg_session *s, lg_status st, const lg_error *err)
+/* Another session has taken over: every later save fails. */
+static void note_superseded(lg_session *s, lg_status st, const lg_error *err)
 {
     if (st == LG_ERR_SUPERSEDED && s->broken == LG_OK) {
         s->broken = st;
         lg__text_copy(s->broken_message, sizeof s->broken_message, err->message);
     }
+}
+
+void lg__commit_failed(lg_session *s, uint64_t step, lg_status st, lg_error *err)
+{
+    s->status.saves_failed++;
+    lg_error_wrap(err, "save step %" PRIu64, step);
+    note_superseded(s, st, err);
 }
 
 /* Settles the save before, whose fate all ranks know now. Its failure is the
@@ -245,13 +249,13 @@ static lg_status settle_last(lg_session *s, const verdict *v, lg_error *err)
         return LG_OK;
     }
     lg__background_settle(s, v->state == LG__LAST_COMMITTED, v->in_place, v->bytes);
-    if (v->state == LG__LAST_COMMITTED || v->told) {
+    if (v->state == LG__LAST_COMMITTED) {
         return LG_OK;
     }
     *err = v->err;
     err->status = v->status;
     lg_error_wrap(err, "save step %" PRIu64 " in the background", v->step);
-    lg__commit_superseded(s, v->status, err);
+    note_superseded(s, v->status, err);
     return v->status;
 }
 
@@ -733,7 +737,9 @@ lg_status lg__commit_open(lg_save *save, lg__purpose purpose, bool sync_root, sc
         *local = LG_OK;
         return LG_OK;
     }
-    LG__TRY(settle_last(s, &v, err));
+    lg_status before = settle_last(s, &v, err);
+    to->earlier = before != LG_OK;
+    LG__TRY(before);
 
     /* A contradiction is the same on all ranks, and rank 0 tells it; trouble of
      * one rank alone travels with the outcomes. */
@@ -850,11 +856,9 @@ lg_status lg_save_commit(lg_save *save, lg_save_info *info, lg_error *err)
     }
     lg__commit_scratch_free(&to);
     result.seconds = (double)(lg__now_ms() - began) / 1000;
-    if (st != LG_OK) {
-        s->status.saves_failed++;
-        lg_error_wrap(err, "save step %" PRIu64, save->step);
-        lg__commit_superseded(s, st, err);
-    } else if (info != NULL) {
+    if (st != LG_OK && !to.earlier) {
+        lg__commit_failed(s, save->step, st, err);
+    } else if (st == LG_OK && info != NULL) {
         *info = result;
     }
     lg_save_abort(save);

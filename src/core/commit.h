@@ -22,6 +22,7 @@ typedef struct lg__attempt {
 typedef struct lg__commit_scratch {
     size_t *sizes;
     lg__written *written;
+    bool earlier; /* out: the error of lg__commit_open is that of the save before, counted and worded */
 } lg__commit_scratch;
 
 lg_status lg__commit_scratch_new(uint32_t world, lg__commit_scratch *out, lg_error *err);
@@ -59,8 +60,9 @@ lg_status lg__commit_coordinate(lg_save *save, const lg__attempt *a, const lg__w
  * that some manifest (or tombstone) is there that is not ours. */
 bool lg__commit_is_ours(lg_store *store, const char *folder, const char *token, bool *other);
 
-/* Every later save of a session that was superseded fails with this. */
-void lg__commit_superseded(lg_session *s, lg_status st, const lg_error *err);
+/* Counts and words the failure of a save that was not launched; after
+ * LG_ERR_SUPERSEDED every later one fails the same way. */
+void lg__commit_failed(lg_session *s, uint64_t step, lg_status st, lg_error *err);
 
 /* What later saves follow: the run and the parent. A checkpoint that is in
  * place counts even where the save is reported as failed. */

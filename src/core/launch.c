@@ -34,7 +34,8 @@ static lg__purpose purpose_of(const lg_session *s, const lg_launch_options *o)
     return (o->flags & LG_LAUNCH_SKIP) != 0 && s->skips_in_a_row < most ? LG__TO_LAUNCH_OR_SKIP : LG__TO_LAUNCH;
 }
 
-static lg_status launch(lg_save **save, const lg_launch_options *o, lg_launch_info *info, lg_error *err)
+/* *earlier: the error is that of the save before. */
+static lg_status launch(lg_save **save, const lg_launch_options *o, lg_launch_info *info, bool *earlier, lg_error *err)
 {
     static const lg_launch_options defaults = LG_LAUNCH_OPTIONS_INIT;
     lg_session *s = (*save)->session;
@@ -59,6 +60,7 @@ static lg_status launch(lg_save **save, const lg_launch_options *o, lg_launch_in
     lg_error local_err = LG_ERROR_INIT;
     lg_status local = LG_OK;
     lg_status st = lg__commit_open(*save, purpose, false, &to, mine, &a, &local, &local_err, err);
+    *earlier = to.earlier;
     lg__commit_scratch_free(&to);
     if (job != NULL) {
         *save = NULL; /* the job's */
@@ -92,13 +94,11 @@ lg_status lg_save_launch(lg_save *save, const lg_launch_options *options, lg_lau
     const uint64_t began = lg__now_ms(), step = save->step;
     lg_launch_info result = {.step = step};
     lg_status st = lg__session_usable(s, "lg_save_launch", err);
-    const uint64_t failed = s->status.saves_failed;
     if (st == LG_OK) {
-        st = launch(&save, options, &result, err);
-        if (st != LG_OK && failed == s->status.saves_failed) { /* not that of the save before */
-            s->status.saves_failed++;
-            lg_error_wrap(err, "save step %" PRIu64, step);
-            lg__commit_superseded(s, st, err);
+        bool earlier = false;
+        st = launch(&save, options, &result, &earlier, err);
+        if (st != LG_OK && !earlier) {
+            lg__commit_failed(s, step, st, err);
         }
     }
     lg_save_abort(save);

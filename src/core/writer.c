@@ -253,17 +253,7 @@ lg_status lg__writer_begin(lg__writer *w, const char *path, const char *name, co
 
 lg_status lg__writer_send(lg__writer *w, const void *data, size_t bytes, lg_error *err)
 {
-    LG__TRY(reap_until_room(w, err));
-    const lg_queue_op write = {.kind = LG_QUEUE_WRITE,
-                               .file = w->now->file,
-                               .data = (void *)(uintptr_t)data,
-                               .bytes = bytes,
-                               .offset = w->at,
-                               .token = token_of(w, w->now, STRAIGHT)};
-    LG__TRY(lg__queue_submit(w->queue, &write, err));
-    w->now->under_way++;
-    w->at += bytes;
-    return LG_OK;
+    return submit(w, data, bytes, STRAIGHT, err);
 }
 
 lg_status lg__writer_end(lg__writer *w, lg_error *err)

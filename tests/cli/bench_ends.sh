@@ -37,7 +37,7 @@ def wait_until(what, process):
 
 def begun():
     """Something is being written, and a checkpoint is."""
-    return any(here.glob(".lastgood-bench-*/raw")) and any(here.glob(".lastgood-bench-*/root/*step-*"))
+    return any(here.glob(".lastgood-bench-*/raw")) and any(here.glob(".lastgood-bench-*/checkpoints/*step-*"))
 
 
 def child_of(process):

@@ -110,6 +110,25 @@ typedef struct run_spec {
 } run_spec;
 void root_run(test_root *r, run_spec *spec);
 
+/* A test that runs on a fresh root of each kind (with cmocka.h included). */
+#define ON_EVERY_ROOT(name)                                   \
+    static void name##_on(test_root *root);                   \
+    static void name(void **state)                            \
+    {                                                         \
+        (void)state;                                          \
+        for (int kind = 0; kind < ROOT_KINDS; kind++) {       \
+            test_root root;                                   \
+            print_message("# on %s\n", root_kind_name(kind)); \
+            root_make(&root, kind);                           \
+            name##_on(&root);                                 \
+            root_drop(&root);                                 \
+        }                                                     \
+    }                                                         \
+    static void name##_on(test_root *root)
+
+/* An array of steps and its length, for run_spec. */
+#define STEPS(...) ((const uint64_t[]){__VA_ARGS__}), (sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
+
 /* Names of step folders in the root, newest step last; returns how many. */
 size_t root_folders(test_root *r, char (*names)[64], size_t max);
 /* Flips one byte of a file in a posix root or a memory root. */
