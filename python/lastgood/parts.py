@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam between a training state and those who know how to save and restore one kind of thing in it.
+
+A :class:`Part` is one of them: modules, an optimizer, a scheduler, random generators, a loader. A state asks each part
+in turn; none knows of another.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from lastgood.checkpoint import Checkpoint
+    from lastgood.comm import Communicator
+    from lastgood.load import Load
+    from lastgood.saving import Save
+
+
+class Axis(NamedTuple):
+    """One axis of the mesh of ranks."""
+
+    name: str  # "dp", "tp", "pp"; whatever the trainer calls it
+    size: int
+    index: int  # this rank's
+
+
+class Ranks(NamedTuple):
+    """Who saves or restores.
+
+    Without a mesh all ranks are data-parallel: one axis, ``dp``.
+    """
+
+    rank: int
+    world: int
+    mesh: tuple[Axis, ...]
+    data: tuple[str, ...]  # names of the axes along which ranks take different samples
+    comm: Communicator | None  # None: one process
+
+    @property
+    def data_rank(self) -> int:
+        """This rank's place among those that take different samples, row-major over the data axes."""
+        found = 0
+        for axis in self.mesh:
+            if axis.name in self.data:
+                found = found * axis.size + axis.index
+        return found
+
+    @property
+    def data_world(self) -> int:
+        """How many take different samples."""
+        found = 1
+        for axis in self.mesh:
+            if axis.name in self.data:
+                found *= axis.size
+        return found
+
+
+@dataclass
+class Saving:
+    """What a part is given to save itself.
+
+    Attributes:
+        save: takes tensors and values.
+        step: completed optimizer steps.
+        ranks: who saves.
+        lazy: whether only an optimizer's update changes this tensor, so that it may be copied until the fence.
+    """
+
+    save: Save
+    step: int
+    ranks: Ranks
+    lazy: Callable[[Any], bool] = lambda tensor: False
+
+
+@dataclass
+class Restoring:
+    """What a part is given to restore itself.
+
+    Attributes:
+        load: takes targets, the memory to read into, of the checkpoint that is tried.
+        ranks: who restores.
+        exact: what cannot be restored exactly on the same mesh is an error.
+        seed: of streams that are derived, where they cannot be restored: from the checkpoint's run and generation.
+        notes: sentences for people, of what was derived, left as it was, or given up.
+        not_restored: names of what the checkpoint lacks.
+    """
+
+    load: Load
+    ranks: Ranks
+    exact: bool = True
+    seed: int = 0
+    notes: list[str] = field(default_factory=list)
+    not_restored: list[str] = field(default_factory=list)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The one that is tried."""
+        return self.load.checkpoint
+
+
+class Part(abc.ABC):
+    """One thing in a training state.
+
+    Attributes:
+        key: what it is called in the state; its names on disk begin with it.
+    """
+
+    key: str
+
+    @abc.abstractmethod
+    def save(self, to: Saving) -> None:
+        """Adds all of it to the save. Memory may be read until the save is committed, or launched."""
+
+    @abc.abstractmethod
+    def describe(self, of: Restoring) -> None:
+        """Says what is to be read where (``of.load``). Called for each checkpoint that is tried; nothing but the
+        memory of targets may change here.
+
+        Raises:
+            MissingError, MismatchError: the checkpoint is of another state.
+        """
+
+    @abc.abstractmethod
+    def restore(self, of: Restoring) -> None:
+        """Takes over what was read and verified. Called once, in the order of the parts; random generators come
+        last.
+        """
