@@ -335,6 +335,13 @@ class _Reader:
         assert first is not None
         return Batch(made, first, (self._own, self._turn, self._used))
 
+    def _draws(self) -> Iterator[int]:
+        """Before each sample that was used: what is read again draws what it drew."""
+        seed, epoch, number = self._token
+        for i in range(self._used):
+            seed_global((seed, epoch, number + i), SAMPLE)
+            yield i
+
     def _opened(self) -> Iterator[Any]:
         """The rest of the current shard."""
         size, seed, shuffle = self._order
@@ -346,13 +353,12 @@ class _Reader:
         seed_global(self._token, OPEN)
         shard = self._dataset.shards[index]
         samples = self._dataset.open(shard)
-        have = self._used
         if hasattr(samples, "__getitem__") and hasattr(samples, "__len__"):
-            have = min(have, len(samples))
-            rest = (samples[i] for i in range(self._used, len(samples)))
+            have = min(self._used, len(samples))
+            rest: Iterator[Any] = (samples[i] for i in range(self._used, len(samples)))
         else:
             rest = iter(samples)
-            have = sum(1 for _ in zip(range(self._used), rest, strict=False))
+            have = sum(1 for _ in zip(self._draws(), rest, strict=False))
         if have < self._used:
             raise MismatchError(f"shard {shard!r} has {have} samples, and {self._used} of it were used before")
         return rest

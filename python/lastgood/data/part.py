@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Protocol
 
-from lastgood.errors import InvalidError, MissingError
-from lastgood.parts import Part, Ranks, Restoring, Saving
+from lastgood.errors import MissingError
+from lastgood.parts import Part, Restoring, Saving
 
 
 class Positioned(Protocol):
@@ -21,7 +20,7 @@ class Positioned(Protocol):
 
 
 class PositionPart(Part):
-    """Saves and restores a position, and stands for its loader where a trainer's loop asks for one.
+    """Saves and restores a position.
 
     Args:
         key: what it is called in the state.
@@ -55,59 +54,10 @@ class PositionPart(Part):
 
     def restore(self, of: Restoring) -> None:
         """Goes there, before the first batch is fetched."""
-        self.bind(of.ranks)
+        self.loader.bind(of.ranks)
         if self._found is None:
             of.not_restored.append(self.key)
-            of.notes.append(f'"{self.key}": the checkpoint has no position in the data; it stays at {self.position}')
+            of.notes.append(f'"{self.key}": the checkpoint has no position in the data; it stays at {self.loader.position}')
             return
         found, self._found = self._found, None
         self._position.take(found, of, self.key)
-
-    # --------------------------------------------------------------- the loader
-
-    def bind(self, ranks: Ranks) -> None:
-        """Says which rank this is."""
-        self.loader.bind(ranks)
-
-    def batches(self, accumulate: int = 1) -> Iterator[list[Any]]:
-        """As :meth:`lastgood.data.DataLoader.batches`."""
-        if not hasattr(self.loader, "batches"):
-            raise InvalidError(
-                f'"{self.key}" is a sampler, which hands out no batches: iterate over your own loader and give '
-                "step(samples=), or use lastgood.data.DataLoader"
-            )
-        found: Iterator[list[Any]] = self.loader.batches(accumulate)
-        return found
-
-    def step_samples(self, accumulate: int = 1) -> int:
-        """As :meth:`lastgood.data.DataLoader.step_samples`."""
-        return int(self.loader.step_samples(accumulate))
-
-    def used(self, samples: int) -> None:
-        """The whole run has used so many more samples."""
-        self.loader.used(samples)
-
-    @property
-    def last_samples(self) -> int:
-        """Samples of all ranks that were handed out and not yet used."""
-        if not hasattr(self.loader, "last_samples"):
-            raise InvalidError(
-                f'"{self.key}" is a sampler, which does not know what is used: give step(samples=), the samples of '
-                "all ranks together"
-            )
-        return int(self.loader.last_samples)
-
-    @property
-    def epoch(self) -> int:
-        """Current epoch, from 0."""
-        return int(self.loader.epoch)
-
-    @property
-    def consumed(self) -> int:
-        """Samples that the whole run has used in this epoch."""
-        return int(self.loader.consumed)
-
-    @property
-    def position(self) -> Any:
-        """Both."""
-        return self.loader.position

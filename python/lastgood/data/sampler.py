@@ -111,6 +111,22 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.order.advance(samples)
         self.skip_tail(self.place.world)
 
+    @property
+    def last_samples(self) -> int:
+        """0: a sampler does not know which of its indices were used."""
+        return 0
+
+    def batches(self, accumulate: int = 1) -> Iterator[list[Any]]:
+        """Of a :class:`DataLoader` only.
+
+        Raises:
+            InvalidError: always.
+        """
+        raise InvalidError(
+            "a sampler hands out no batches: iterate over your own loader and report samples of all ranks together "
+            "(Checkpointer.step(samples=)), or take lastgood.data.DataLoader"
+        )
+
     def skip_tail(self, whole: int) -> None:
         """With ``drop_last``: where less than this is left of the epoch, the next one begins."""
         left = len(self.order) - self.order.consumed

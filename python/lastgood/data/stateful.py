@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 from lastgood import tagged
+from lastgood._core import ffi
 from lastgood.dtypes import imported
 from lastgood.errors import InvalidError, MissingError, WorldError
 from lastgood.parts import Part, Ranks, Restoring, Saving
@@ -38,7 +40,7 @@ class StatefulPart(Part):
         self.key = key
         self.loader = loader
         self._epoch = 0
-        self._data_world = 1
+        self._handed = 0
         self._found: dict[str, Any] | None = None
 
     def save(self, to: Saving) -> None:
@@ -95,18 +97,20 @@ class StatefulPart(Part):
                 idle = 0
                 step.append(batch)
                 if len(step) == accumulate:
+                    self._handed += accumulate
                     yield step
                     step = []
             self._epoch += 1
         raise InvalidError(f'"{self.key}": the loader yields no batches')
 
     def used(self, samples: int) -> None:
-        """The loader counts what it yields itself."""
+        """What was handed out is used; the loader itself counts it."""
+        self._handed = 0
 
     @property
     def last_samples(self) -> int:
-        """The loader counts in its own way."""
-        return 0
+        """Batches, not samples, that were handed out and are not used yet: what is in them only the loader knows."""
+        return self._handed
 
     @property
     def epoch(self) -> int:
@@ -115,22 +119,23 @@ class StatefulPart(Part):
 
     @property
     def consumed(self) -> int:
-        """Unknown: the loader counts in its own way."""
+        """0: the loader counts in its own way."""
         return 0
 
 
 def _packed(value: Any, arrays: list[Any]) -> Any:
     """The same with references in place of tensors and arrays, whose dtypes, shapes and bytes are added to a list."""
     if isinstance(value, dict):
-        made = type(value)() if type(value) is not dict else {}
-        made.update((k, _packed(v, arrays)) for k, v in value.items())
+        made = copy.copy(value)
+        for k, v in value.items():
+            made[k] = _packed(v, arrays)
         return made
     if type(value) in (list, tuple):
         return type(value)(_packed(v, arrays) for v in value)
     numpy, torch = imported("numpy"), imported("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         host = value.detach().cpu().contiguous()
-        data = bytes(host.view(-1).view(torch.uint8).tolist()) if host.numel() else b""
+        data = bytes(ffi.buffer(ffi.cast("char *", host.data_ptr()), host.nbytes)) if host.numel() else b""
         arrays.append(("torch", host.dtype, list(host.shape), data))
     elif numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
         host = numpy.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<"))
@@ -158,4 +163,4 @@ def _unpacked(value: Any, arrays: list[Any]) -> Any:
         return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
     import numpy as np
 
-    return np.frombuffer(data, dtype=dtype).reshape(shape).copy()
+    return np.frombuffer(data, dtype=dtype).reshape(shape).copy() if data else np.empty(shape, dtype=dtype)
