@@ -147,12 +147,7 @@ def flat(nested):
     return [x for part in nested for x in (flat(part) if isinstance(part, list) else [part])]
 
 
-def global_steps(n, world, steps, accumulate=1, begin=None, **options):
-    """The samples of each step over all ranks, as a set each; and the loader of rank 0."""
-    all_ranks = []
-    for rank in range(world):
-        made = loader(n, who=ranks(rank, world), **options)
-        if begin:
-            made.used(begin)
-        all_ranks.append((made, train(made, steps, accumulate)))
-    return [sorted(flat([t[s] for _, t in all_ranks])) for s in range(steps)], all_ranks[0][0]
+def global_steps(n, world, steps, accumulate=1, **options):
+    """The samples of each step, of all ranks together, sorted."""
+    found = [train(loader(n, who=ranks(r, world), **options), steps, accumulate) for r in range(world)]
+    return [sorted(flat([taken[s] for taken in found])) for s in range(steps)]
