@@ -645,6 +645,9 @@ def test_k10_f193_a_sampler_that_is_being_read_is_not_moved(root):
         resume(root, sampler=one)
     made.close()
     resume(root, sampler=one)
+    for _ in torch.utils.data.DataLoader(range(10), sampler=one, num_workers=2, generator=torch.Generator()):
+        break
+    resume(root, sampler=one)  # that iterator is gone
 
 
 def test_a_sampler_hands_out_no_batches():

@@ -51,15 +51,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         """Which rank's indices: as bound, otherwise as torch.distributed has it."""
         return self._place or Place.here()
 
-    @place.setter
-    def place(self, place: Place) -> None:
-        if place != self.place:
-            self._iterator += 1  # none goes on
-        self._place = place
-
     def bind(self, ranks: Ranks) -> None:
         """Says which rank this is, where not all ranks take different samples."""
-        self.place = Place.of(ranks)
+        self.set_place(Place.of(ranks))
 
     @property
     def seed(self) -> int:
@@ -127,6 +121,18 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             "(Checkpointer.step(samples=)), or take lastgood.data.DataLoader"
         )
 
+    def lastgood_part(self, key: str) -> PositionPart:
+        """The position as a part of a training state."""
+        return PositionPart(key, self, _SamplerPosition(self))
+
+    # -------------------------------------------------- for other parts of the package
+
+    def set_place(self, place: Place) -> None:
+        """Says which rank this is; an iterator for another one cannot go on."""
+        if place != self.place:
+            self._iterator += 1
+        self._place = place
+
     def skip_tail(self, whole: int) -> None:
         """With ``drop_last``: where less than this is left of the epoch, the next one begins."""
         left = len(self.order) - self.order.consumed
@@ -147,30 +153,29 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self._iterator += 1
         self.order = order
 
-    def lastgood_part(self, key: str) -> PositionPart:
-        """The position as a part of a training state."""
-        return PositionPart(key, self, self)
 
-    # ------------------------------------------------------- what the part does
+class _SamplerPosition:
+    """What is kept of a sampler."""
+
+    def __init__(self, sampler: ElasticSampler) -> None:
+        self._sampler = sampler
 
     def save(self, to: Saving, key: str) -> None:
-        """Adds the position to a checkpoint."""
-        self.order.save(to.save, key)
+        self._sampler.order.save(to.save, key)
 
     def read(self, of: Restoring, key: str) -> Sampler:
-        """The position of a checkpoint; nothing moves."""
-        found = self.order.copy()
+        found = self._sampler.order.copy()
         found.load(of.checkpoint, key)
         return found
 
     def take(self, found: Sampler, of: Restoring, key: str) -> None:
-        """Goes there."""
-        if (found.seed, found.shuffle) != (self.seed, self.order.shuffle):
+        own = self._sampler.order
+        if (found.seed, found.shuffle) != (own.seed, own.shuffle):
             of.notes.append(
                 f'"{key}": the order goes on with the checkpoint\'s seed {found.seed}, shuffle={found.shuffle}; '
-                f"given were {self.seed}, shuffle={self.order.shuffle}"
+                f"given were {own.seed}, shuffle={own.shuffle}"
             )
-        self.go_to(found)
+        self._sampler.go_to(found)
 
 
 class Samples(Source):
@@ -188,6 +193,7 @@ class Samples(Source):
         self.batch_size = batch_size
         self.dataset = Keyed(dataset, read_batches)
         self.micro_batches = _MicroBatches(self)
+        self._kept = _SamplerPosition(sampler)
         self._accumulate = 1
 
     @property
@@ -197,7 +203,7 @@ class Samples(Source):
 
     def bind(self, place: Place) -> None:
         """Says so."""
-        self.sampler.place = place
+        self.sampler.set_place(place)
 
     @property
     def position(self) -> Position:
@@ -258,7 +264,7 @@ class Samples(Source):
 
     def save(self, to: Saving, key: str) -> None:
         """Adds the position, and the batch size for people."""
-        self.sampler.save(to, key)
+        self._kept.save(to, key)
         to.save.state(f"{key}.batch", self._batch())
 
     def _batch(self) -> dict[str, int]:
@@ -266,7 +272,7 @@ class Samples(Source):
 
     def read(self, of: Restoring, key: str) -> tuple[Sampler, dict[str, int] | None]:
         """The position of a checkpoint, and with which batch it was reached."""
-        found = self.sampler.read(of, key)
+        found = self._kept.read(of, key)
         batch: dict[str, int] | None = None
         with contextlib.suppress(MissingError):
             batch = of.checkpoint.state[f"{key}.batch"]
@@ -275,7 +281,7 @@ class Samples(Source):
     def take(self, found: tuple[Sampler, dict[str, int] | None], of: Restoring, key: str) -> None:
         """Goes there, and notes another size of steps."""
         order, batch = found
-        self.sampler.take(order, of, key)
+        self._kept.take(order, of, key)
         if batch is None:
             return
         then = batch["batch_size"] * batch["data_ranks"]
