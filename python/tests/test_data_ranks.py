@@ -11,7 +11,7 @@ from lastgood.random import RandomPart
 from positions import Drawing, as_list, loader, ranks
 from test_gloo import on_processes
 
-N, WHOLE, LEGS = 50, 12, ((2, 3), (1, 4), (3, 4))  # so many ranks, so many steps
+N, WHOLE, LEGS = 51, 12, ((2, 3), (1, 4), (3, 4))  # so many ranks, so many steps
 
 
 def leg(root, who, steps, first):
