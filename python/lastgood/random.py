@@ -482,5 +482,5 @@ def _same_mesh(one: Any, other: Any) -> bool:
 
 
 def _in_words(mesh: Any, world: int) -> str:
-    axes = " × ".join(f"{name} {size}" for name, size, _ in mesh if size > 1)
+    axes = " x ".join(f"{name} {size}" for name, size, _ in mesh if size > 1)
     return axes or f"{world} rank{'s' if world != 1 else ''}"

@@ -217,7 +217,7 @@ def test_k10_a_checkpoint_without_position_is_an_error_unless_it_need_not_be_exa
     save(root)
     one = loader(10)
     one.used(3)
-    with pytest.raises(lastgood.MissingError, match="loader.samples"):
+    with pytest.raises(lastgood.MissingError, match=r"loader\.samples"):
         resume(root, loader=one)
     of = resume(root, exact=False, loader=one)
     assert (of.not_restored, one.position) == (["loader"], (0, 3))
@@ -285,7 +285,7 @@ def test_drop_last_after_a_resume_with_a_larger_step(root):
 
 
 def test_drop_last_of_all_there_is_is_an_error():
-    with pytest.raises(lastgood.InvalidError, match="batch_size 4 × 2 ranks × accumulate 3 = 24 samples.* has 10"):
+    with pytest.raises(lastgood.InvalidError, match=r"batch_size 4 \* 2 ranks \* accumulate 3 = 24 samples.* has 10"):
         next(loader(10, 4, who=ranks(0, 2), drop_last=True).batches(3))
 
 

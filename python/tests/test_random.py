@@ -28,7 +28,9 @@ class FakeCuda:
         self.device_count = lambda: len(self.generators)
         self.get_rng_state = lambda i: self.generators[i].get_state()
         self.set_rng_state = lambda state, i: self.generators[i].set_state(state)
-        self.manual_seed = lambda seed: self.generators[self.current].manual_seed(seed)
+
+    def manual_seed(self, seed):
+        self.generators[self.current].manual_seed(seed)
 
     @contextlib.contextmanager
     def device(self, i):
@@ -114,7 +116,7 @@ def test_named_generators_of_every_kind_go_on_exactly(root):
 
 def test_what_is_no_generator_is_refused_by_name():
     for bad in (5, random.SystemRandom(), object()):
-        with pytest.raises(lastgood.InvalidError, match='generator "noise": .*torch.Generator'):
+        with pytest.raises(lastgood.InvalidError, match=r'generator "noise": .*torch\.Generator'):
             RandomPart({"noise": bad})
 
 
@@ -165,7 +167,12 @@ def spoiled(root, device, spoil):
 
 
 def states(device):
-    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), [g.get_state().tolist() for g in device.generators]
+    return (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+        [g.get_state().tolist() for g in device.generators],
+    )
 
 
 @pytest.mark.parametrize("lost", STREAMS)
@@ -198,7 +205,9 @@ def test_k09_f145_a_damaged_or_mistyped_stream_is_an_error_in_exact_mode_and_a_w
     device, root = cuda(), roots.new()
     wanted = spoiled(root, device, lambda s: Spoiled(s, change={f"random.{lost}": change}))
     before = states(device)
-    with pytest.raises(lastgood.MismatchError, match=f'"{lost}" of rank 0 is damaged or of another kind: .*exact=False'):
+    with pytest.raises(
+        lastgood.MismatchError, match=f'"{lost}" of rank 0 is damaged or of another kind: .*exact=False'
+    ):
         resume(root, random=RandomPart())
     assert states(device) == before
     of = resume(root, exact=False, random=RandomPart())
@@ -227,7 +236,9 @@ def test_k09_f143_the_absence_of_all_streams_or_of_a_named_one_is_an_error(roots
     with pytest.raises(lastgood.MissingError, match=r'"generator\.noise" is missing'):
         resume(plain, random=RandomPart({"noise": torch.Generator()}))
     save(more, random=RandomPart({"noise": torch.Generator()}))
-    with pytest.raises(lastgood.MismatchError, match=r'was saved and is not here: give RandomPart\(generators={"noise"'):
+    with pytest.raises(
+        lastgood.MismatchError, match=r'was saved and is not here: give RandomPart\(generators={"noise"'
+    ):
         resume(more, random=RandomPart())
 
 
@@ -284,7 +295,7 @@ def test_on_another_mesh_streams_are_derived_equal_in_a_tensor_parallel_group_an
     for _, _, of in found:
         (note,) = of.notes
         assert "python, numpy, torch.cpu, generator.own: derived anew" in note
-        assert "saved on dp 4 and this is dp 2 × tp 2" in note
+        assert "saved on dp 4 and this is dp 2 x tp 2" in note
     again = [next_of(root, on_mesh(r, *mesh), seed=11)[:2] for r in range(4)]
     assert again == pairs
     assert [next_of(root, on_mesh(r, *mesh), seed=12)[:2] for r in range(4)] != pairs

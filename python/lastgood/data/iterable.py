@@ -255,7 +255,7 @@ class Shards(Source):
         self.deal = redealt(found.deal, found.progress)
         if found.deal.lanes:
             of.notes.append(
-                f'"{key}": shards were dealt to {found.deal.lanes} lanes (ranks × workers) and are dealt to '
+                f'"{key}": shards were dealt to {found.deal.lanes} lanes (ranks times workers) and are dealt to '
                 f"{self.lanes} now: no sample comes twice or is left out, and batches are others"
             )
 

@@ -181,13 +181,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return whole + (more > 0 and not self.drop_last)
 
     def __iter__(self) -> Any:
-        """This rank's micro-batches from the position to the end of the epoch (of a :class:`Sharded` data set for
+        """Micro-batches of this rank from the position to the end of the epoch (of a :class:`Sharded` data set for
         ever). Report what is used, or the next pass would be the same one again: that is an error.
         """
         return self._flat(lambda: None if isinstance(self._source, Shards) else self.epoch + 1)
 
     def iterate(self, epochs: int | None = None) -> Iterator[Any]:
-        """This rank's micro-batches from the position on.
+        """Micro-batches of this rank from the position on.
 
         Args:
             epochs: end where this epoch, counted from 0, begins: ``epochs=3`` trains on three in all. None: for ever.

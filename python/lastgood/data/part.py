@@ -12,11 +12,14 @@ from lastgood.parts import Part, Restoring, Saving
 class Positioned(Protocol):
     """What has a position that goes into a checkpoint."""
 
-    def save(self, to: Saving, key: str) -> None: ...
+    def save(self, to: Saving, key: str) -> None:
+        """Adds it to a checkpoint."""
 
-    def read(self, of: Restoring, key: str) -> Any: ...
+    def read(self, of: Restoring, key: str) -> Any:
+        """That of a checkpoint, for :meth:`take`; nothing moves."""
 
-    def take(self, found: Any, of: Restoring, key: str) -> None: ...
+    def take(self, found: Any, of: Restoring, key: str) -> None:
+        """Goes there."""
 
 
 class PositionPart(Part):
@@ -57,7 +60,9 @@ class PositionPart(Part):
         self.loader.bind(of.ranks)
         if self._found is None:
             of.not_restored.append(self.key)
-            of.notes.append(f'"{self.key}": the checkpoint has no position in the data; it stays at {self.loader.position}')
+            of.notes.append(
+                f'"{self.key}": the checkpoint has no position in the data; it stays at {self.loader.position}'
+            )
             return
         found, self._found = self._found, None
         self._position.take(found, of, self.key)

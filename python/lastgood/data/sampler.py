@@ -226,7 +226,7 @@ class Samples(Source):
         whole, size = self.whole(accumulate), len(self.sampler.order)
         if self.sampler.drop_last and whole > size:
             raise InvalidError(
-                f"drop_last drops everything: a step takes batch_size {self.batch_size} × {self.place.world} ranks × "
+                f"drop_last drops everything: a step takes batch_size {self.batch_size} * {self.place.world} ranks * "
                 f"accumulate {accumulate} = {whole} samples, the data set has {size}"
             )
         self._accumulate = accumulate

@@ -127,7 +127,8 @@ class Collate:
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
 
-    def __call__(self, batch: Batch) -> Any:
+    def __call__(self, batch: Any) -> Any:
+        """The trainer's batch of a :class:`Batch`, with its mark if it has one."""
         with kept():
             seed_global(batch.token, COLLATE)
             made = self.collate(list(batch))
