@@ -16,6 +16,19 @@ if TYPE_CHECKING:
     from lastgood.saving import Save
 
 _NONE = 2**64 - 1
+_LOW = 2**32 - 1
+
+
+def philox4x32(counter: tuple[int, int, int, int], key: int) -> tuple[int, int, int, int]:
+    """128 random bits as a function of a counter of four 32-bit words and a key of 64 bits
+    (docs/data-position.md). There is no state: equal arguments, equal bits.
+
+    Returns:
+        Four words of 32 bits.
+    """
+    out = ffi.new("uint32_t[4]")
+    lib.lg_philox4x32(ffi.new("uint32_t[4]", counter), ffi.new("uint32_t[2]", (key & _LOW, key >> 32)), out)
+    return out[0], out[1], out[2], out[3]
 
 
 class Sampler:
@@ -75,10 +88,28 @@ class Sampler:
             raise IndexError(f"position {position} of {self.samples} samples")
         return found
 
-    def peek(self, n: int) -> list[int]:
-        """The next ``n`` samples, over the end of the epoch; nothing moves."""
+    def copy(self, *, epoch: int | None = None, consumed: int | None = None) -> Sampler:
+        """Another one of the same order, at the same position or at the given one."""
+        made = Sampler.__new__(Sampler)
+        made._s = ffi.new("lg_sampler *", self._s[0])
+        try:
+            made._s.epoch = self.epoch if epoch is None else epoch
+            made._s.consumed = 0 if consumed is not None else self.consumed
+        except OverflowError as why:
+            raise InvalidError(f"epoch {epoch}: {why}") from None
+        made.advance(consumed or 0)
+        return made
+
+    def peek(self, n: int, ahead: int = 0) -> list[int]:
+        """The ``n`` samples that come next, or ``ahead`` places later, over the ends of epochs; nothing moves."""
+        if n < 0 or ahead < 0:
+            raise InvalidError(f"{n} samples, {ahead} ahead: a sampler looks forward only")
+        at = self._s
+        if ahead:
+            at = ffi.new("lg_sampler *", self._s[0])
+            lib.lg_sampler_advance(at, ahead)
         out = ffi.new("uint64_t[]", n)
-        lib.lgpy_sampler_peek(self._s, n, out)
+        lib.lgpy_sampler_peek(at, n, out)
         return list(out)
 
     def advance(self, n: int) -> None:

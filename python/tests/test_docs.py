@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of docs/python.md run as they stand there, and print what they say."""
+"""The programs of the how-to pages run as they stand there, and print what they say."""
 
 import os
 import re
@@ -9,13 +9,18 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
-PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = ["python.md", "data.md"]
 
 
-@pytest.mark.parametrize("number", range(len(PROGRAMS)))
-def test_a_program_runs_as_it_stands(number, tmp_path):
-    program = PROGRAMS[number]
+def programs(page):
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(("page", "number"), [(page, n) for page in PAGES for n in range(len(programs(page)))])
+def test_a_program_runs_as_it_stands(page, number, tmp_path):
+    program = programs(page)[number]
     (tmp_path / "runs").mkdir()
     (tmp_path / "train.py").write_text(program, encoding="utf-8")
     command = [sys.executable, "train.py"]
@@ -34,4 +39,5 @@ def test_a_program_runs_as_it_stands(number, tmp_path):
 
 
 def test_there_are_programs():
-    assert len(PROGRAMS) >= 6
+    assert len(programs("python.md")) >= 6
+    assert all(programs(page) for page in PAGES)
