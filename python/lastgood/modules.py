@@ -158,9 +158,9 @@ class ModulesPart(Part):
         groups = {e.name: e.group for e in found.entries if e.root == e.name}
         frozen: list[Entry] = []
         for e in found.entries:
-            check_memory(e.name, e.tensor)
             if self.skip_frozen and _is_frozen(e):
                 if e.name == e.root:
+                    check_memory(e.name, e.tensor)
                     frozen.append(e)
             elif e.root != e.name and groups[e.root] == e.group:
                 writer.alias(e.name, e.root)

@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
     path: str  # of the bare model: "h.0.attn", "" for the root
     module: nn.Module
-    ddp: Any  # the DistributedDataParallel around it, or None
+    ddp: Any  # the DistributedDataParallel around it that keeps all of it in step, or None
 
 
 def is_a(value: Any, *names: str) -> bool:
@@ -40,7 +40,7 @@ def walk(root: nn.Module, path: str = "", ddp: Any = None) -> Iterator[Place]:
     """All modules with their paths. A module that is there twice comes twice, as in ``state_dict()``."""
     yield Place(path, root, ddp)
     wrapper = is_a(root, *_WRAPPERS)
-    if wrapper and is_a(root, "DistributedDataParallel"):
+    if wrapper and is_a(root, "DistributedDataParallel") and not root.parameters_to_ignore:
         ddp = root
     for child, module in root._modules.items():
         if module is None:

@@ -195,10 +195,16 @@ def test_an_optimizer_for_each_parameter_as_for_steps_in_the_backward_pass(root)
         model = net(seed)
         return model, {n.replace(".", "_"): optim.Adam([p], lr=0.01) for n, p in model.named_parameters()}
 
+    def step(p):
+        opts[names[p]].step()
+        opts[names[p]].zero_grad()
+
     model, opts = build(0)
-    for n, p in model.named_parameters():
-        p.register_post_accumulate_grad_hook(lambda p, o=opts[n.replace(".", "_")]: (o.step(), o.zero_grad()))
+    names = {p: n.replace(".", "_") for n, p in model.named_parameters()}
+    for p in names:
+        p.register_post_accumulate_grad_hook(step)
     train(model, [])
+    assert all(o.state for o in opts.values())
     save(root, plain(model=model, optim=opts))
     fresh, others = build(1)
     resume(root, plain(model=fresh, optim=others))

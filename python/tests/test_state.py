@@ -294,7 +294,7 @@ def test_what_the_checkpoint_lacks_is_an_error_in_exact_mode_and_told_otherwise(
         resume(root, plain(model=model))
     of = resume(root, plain(model=model), exact=False)
     assert of.not_restored == ["1.weight", "1.bias"]
-    assert any('2 tensors of the checkpoint are not in the state: "more.weight", "more.bias"' in n for n in of.notes)
+    assert any('2 tensors of the checkpoint are not in the state: "more.' in n for n in of.notes)
     assert torch.equal(model[1].weight.detach(), before)
 
 
