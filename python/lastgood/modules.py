@@ -154,7 +154,7 @@ class ModulesPart(Part):
         found = self.modules.collect()
         replicas = self.modules.replicas
         replicas.begin(to)
-        writer = Writer(to)
+        writer = Writer(to, replicas)
         groups = {e.name: e.group for e in found.entries if e.root == e.name}
         frozen: list[Entry] = []
         for e in found.entries:

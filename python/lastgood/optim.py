@@ -102,7 +102,7 @@ class OptimizersPart(Part):
 
     def save(self, to: Saving) -> None:
         """Adds the state of all parameters that have one, and all options."""
-        writer = Writer(to)
+        writer = Writer(to, self.modules.replicas)
         declared = self._whole(to)
         for (key, optimizer), groups in zip(self.optimizers.items(), self._members(), strict=True):
             for i, (group, members) in enumerate(zip(optimizer.param_groups, groups, strict=True)):

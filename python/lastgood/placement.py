@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,7 +13,9 @@ from lastgood import dtypes
 from lastgood.errors import UnsupportedError
 from lastgood.layout import Layout, Split
 
-_layouts: dict[Any, Layout] = {}
+# Axes of a mesh whose ranks hold different modules.
+_STAGES = ("pp", "pipe", "stage")
+_placed: dict[Any, Placed] = {}
 
 
 def is_dtensor(value: Any) -> bool:
@@ -94,23 +97,79 @@ def _order(sizes: tuple[int, ...], cuts: list[tuple[int, int]]) -> list[int] | N
     return order
 
 
-def layout_of(name: str, t: Any) -> Layout:
-    """The layout of a DTensor, over global ranks; the same object for all that are placed alike."""
+def _root_of(mesh: Any) -> Any:
+    """The mesh that a mesh was sliced from, or itself."""
+    if hasattr(mesh, "_get_root_mesh"):
+        return mesh._get_root_mesh()
+    from torch.distributed import device_mesh  # torch before 2.9
+
+    resources = getattr(device_mesh, "_mesh_resources", None)
+    return mesh if resources is None else resources.get_root_mesh(mesh)
+
+
+def _holders(mesh: Any) -> tuple[tuple[int, ...], list[int], str]:
+    """Axes of the root mesh along which slices like this one hold the same: their sizes, the ranks over these and the
+    mesh's own, row-major, and this rank's place in its slice. Stages of a pipeline hold different things.
+    """
+    own = mesh.mesh
+    root = _root_of(mesh)
+    names = root.mesh_dim_names
+    if root.mesh.numel() == own.numel() or names is None:
+        return (), own.flatten().tolist(), ""
+    places = {int(root.mesh[c]): c for c in itertools.product(*(range(n) for n in root.mesh.shape))}
+    ranks = own.flatten().tolist()
+    mine = [places[r] for r in ranks]
+    others = [
+        axis
+        for axis, size in enumerate(root.mesh.shape)
+        if size > 1 and len({c[axis] for c in mine}) == 1 and not names[axis].startswith(_STAGES)
+    ]
+    found = []
+    for combination in itertools.product(*(range(root.mesh.shape[axis]) for axis in others)):
+        for place in mine:
+            other = list(place)
+            for axis, index in zip(others, combination, strict=True):
+                other[axis] = index
+            found.append(int(root.mesh[tuple(other)]))
+    coordinate = ".".join(str(i) for i in mesh.get_coordinate())
+    where = f"{'.'.join(names[a] for a in range(len(names)) if a not in others)}.{coordinate}"
+    return tuple(root.mesh.shape[axis] for axis in others), found, where if others else ""
+
+
+class Placed(NamedTuple):
+    """Where a DTensor is."""
+
+    layout: Layout
+    slices: str  # not empty: slices of a larger mesh hold the same; this rank's place in its slice
+
+
+def placed(name: str, t: Any) -> Placed:
+    """The layout of a DTensor, over global ranks; the same object for all that are placed alike.
+
+    A DTensor on a slice of a mesh (FSDP over the data axis of a mesh that has another for tensor parallelism, of a
+    parameter that is not cut by it) is there on each such slice.
+    """
     spec = t._spec
     order = getattr(spec, "shard_order", None)
     if getattr(spec, "use_strided_shard_as_shard_order", False):
         order = None  # the placements say it
     key = (spec.mesh, spec.placements, order)
-    found = _layouts.get(key)
+    found = _placed.get(key)
     if found is None:
-        ranks = spec.mesh.mesh
-        sizes = tuple(ranks.shape)
+        sizes = tuple(spec.mesh.mesh.shape)
         splits = splits_of(name, sizes, spec.placements, order)
-        found = Layout(sizes, splits, ranks=ranks.flatten().tolist())
-        if len(_layouts) >= 4096:
-            _layouts.clear()
-        _layouts[key] = found
+        more, ranks, where = _holders(spec.mesh)
+        splits = [s if s.axis is None else s._replace(axis=s.axis + len(more)) for s in splits]
+        found = Placed(Layout((*more, *sizes), splits, ranks=ranks), where)
+        if len(_placed) >= 4096:
+            _placed.clear()
+        _placed[key] = found
     return found
+
+
+def layout_of(name: str, t: Any) -> Layout:
+    """The layout of a DTensor."""
+    return placed(name, t).layout
 
 
 def text_of(t: Any) -> str:

@@ -18,7 +18,7 @@ from lastgood.parts import Part, Restoring, Saving
 __all__ = ["EMA", "PerRank", "State"]
 
 # Names on disk that are not a user's: plain values, random generators, and what describes tensors.
-_RESERVED = frozenset((VARS, "random", "frozen", "made_of", "tree"))
+_RESERVED = frozenset((VARS, "random", "frozen", "made_of", "replicas", "tree"))
 
 
 class State:

@@ -5,6 +5,7 @@ are made of other tensors.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +28,8 @@ _kinds: dict[type, Kind] = dict.fromkeys(_PLAIN, "plain")
 
 # Of a tensor that is made of others: what it is, under this key and its name.
 _MADE_OF = "made_of."
+# Elements of a part that are compared between slices of a mesh.
+_SAMPLE = 256
 
 
 def kind_of(t: Any) -> Kind:
@@ -113,11 +116,11 @@ class Replicas:
     def __init__(self) -> None:
         self.stages = False  # a list of modules is registered
         self._seen: Any = None  # the save before
-        self._equal = False
+        self.equal = False
 
     def forget(self) -> None:
         """Something else is in the state: compare again."""
-        self._seen, self._equal = None, False
+        self._seen, self.equal = None, False
 
     def begin(self, to: Saving) -> None:
         """Before the tensors of a save."""
@@ -126,7 +129,7 @@ class Replicas:
             went = (before.info is not None and not before.info.skipped) or (
                 before.launched is not None and before.launched.skipped is None
             )
-            self._equal = self._equal or went
+            self.equal = self.equal or went
         self._seen = to.save
 
     def layout(self, to: Saving, ddp: Any = None) -> Layout | None:
@@ -134,7 +137,7 @@ class Replicas:
         ranks = to.ranks
         if ranks.world == 1 or self.stages or any(a.size > 1 and a.name not in ranks.data for a in ranks.mesh):
             return None
-        if ddp is None and not self._equal:
+        if ddp is None and not self.equal:
             return None
         if ddp is not None and ddp.process_group.size() != ranks.world:
             return None
@@ -154,10 +157,17 @@ def _all_ranks(world: int) -> Layout:
 
 
 class Writer:
-    """Collects the tensors of a part, and hands them over in one call a group."""
+    """Collects the tensors of a part, and hands them over in one call a group.
 
-    def __init__(self, to: Saving) -> None:
+    Args:
+        replicas: until they are known to be equal, parts of DTensors that slices of a mesh hold alike are compared by
+            their first elements.
+    """
+
+    def __init__(self, to: Saving, replicas: Replicas | None = None) -> None:
         self.to = to
+        self._compare = replicas is not None and not replicas.equal
+        self._samples: dict[str, Any] = {}
         self._items: dict[Group, list[Item]] = {"model": [], "optim": []}
         self._aliases: list[tuple[str, str]] = []
         self.names: set[str] = set()
@@ -179,8 +189,9 @@ class Writer:
             buffer: may differ between ranks, and is kept per rank then.
             lazy: only an optimizer's update changes it.
         """
+        if type(t) not in _PLAIN or t.is_meta or not t.untyped_storage().nbytes():
+            check_memory(name, t)
         kind = kind_of(t)
-        check_memory(name, t)
         if kind == "plain":
             self.names.add(name)
             shape = None if whole is None else shape_of(t)
@@ -188,14 +199,22 @@ class Writer:
         elif kind == "wrapper":
             self._made_of(name, t, group, whole, buffer)
         elif placement.holds(t):
-            layout = placement.layout_of(name, t)
+            layout, slices = placement.placed(name, t)
             part = placement.local(t)
+            if slices and self._compare:
+                self._sample(slices, name, part)
             if kind_of(part) == "plain":
                 check_memory(name, part)
                 self.names.add(name)
                 self._items[group].append(Item(name, part, shape_of(t), layout, False, lazy))
             else:
                 self._parts_made_of(name, t, part, group)
+
+    def _sample(self, slices: str, name: str, part: Any) -> None:
+        if kind_of(part) == "plain":
+            first = part.detach().reshape(-1)[:_SAMPLE].cpu().contiguous().view(torch.uint8).tolist()
+            sha = self._samples.setdefault(slices, hashlib.sha256())
+            sha.update(f"{name}\n".encode() + bytes(first))
 
     def _made_of(self, name: str, t: Any, group: Group, whole: Layout | None, buffer: bool) -> None:
         inner, context = _inner(t)
@@ -228,6 +247,10 @@ class Writer:
                 self.to.save.items(items, group=group)
         for alias, name in self._aliases:
             self.to.save.alias(alias, name)
+        for slices, sha in self._samples.items():
+            # A key with two values is an error, which names the ranks.
+            self.to.save.state(f"replicas.{min(self.names)}.{slices}", sha.hexdigest())
+        self._samples = {}
         self._items = {"model": [], "optim": []}
         self._aliases = []
 

@@ -2,6 +2,7 @@
 """Optimizers, schedulers: names, exact continuation, regrouping."""
 
 import functools
+import gc
 import subprocess
 import sys
 import time
@@ -390,30 +391,37 @@ def test_a_scheduler_of_a_tensor_rate_keeps_that_a_tensor(root):
 # -------------------------------------------------------------------------- cost
 
 
+def least(work, times=20):
+    """Processor seconds of the fastest of several tries, without the collector of garbage, as timeit has it."""
+    found = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(times):
+            began = time.process_time()
+            work()
+            found.append(time.process_time() - began)
+    finally:
+        gc.enable()
+    return min(found)
+
+
 def test_saving_a_thousand_tensors_takes_less_than_10_ms_beyond_the_library(root):
     model = nn.ModuleList([nn.Linear(8, 8) for _ in range(125)])
     opt = optim.AdamW(model.parameters())
     sum(p.sum() for p in model.parameters()).backward()
     opt.step()
     state = plain(model=model, optim=opt)
-    state.parts()
-
-    def least(work, times=15):
-        found = []
-        for _ in range(times):
-            began = time.process_time()
-            work()
-            found.append(time.process_time() - began)
-        return min(found)
-
     with lastgood.Session(root) as session:
 
-        def describe():
+        def described():
             saving = session.save(1)
             state.save(Saving(saving, 1, ranks()))
-            saving.abort()
+            return saving
 
-        assert least(describe) < 0.010
+        assert least(lambda: described().abort()) < 0.010
+        described().commit()
+    assert len(lastgood.open(root)) == 1000
 
 
 def test_importing_the_package_imports_no_torch():

@@ -92,6 +92,7 @@ def ddp(comm, root):
     alone = nn.Linear(2, 2)
     with torch.no_grad():
         alone.weight.fill_(comm.rank)
+        alone.bias.zero_()
     try:
         save(root, plain(model=alone), 2, comm=comm, who=who(comm))
     except lastgood.ConflictError as why:
