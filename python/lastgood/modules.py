@@ -132,7 +132,9 @@ def _prepare(module: torch.nn.Module, name: str) -> None:
     if is_a(module, "FSDPModule"):
         module.reshard()  # type: ignore[operator]
     elif is_a(module, "FullyShardedDataParallel") and not str(module.sharding_strategy).endswith("NO_SHARD"):
-        raise InvalidError(f'"{name}" is wrapped in FSDP1, whose flat parameters have no names; use FSDP2 (fully_shard)')
+        raise InvalidError(
+            f'"{name}" is wrapped in FSDP1, whose flat parameters have no names; use FSDP2 (fully_shard)'
+        )
 
 
 class ModulesPart(Part):
@@ -197,7 +199,11 @@ class ModulesPart(Part):
                     frozen.append((digested.name, digested.tensor))
                 continue
             first = there[0]
-            if of.checkpoint.world != of.ranks.world and first.name in reader.stored and reader.stored[first.name].per_rank:
+            if (
+                of.checkpoint.world != of.ranks.world
+                and first.name in reader.stored
+                and reader.stored[first.name].per_rank
+            ):
                 other_mesh.append(first.name)
             reader.take(first.name, first.tensor, _copy_of(first, reader))
             for other in there[1:]:
@@ -331,4 +337,3 @@ class EMAPart(Part):
         if self._reader is not None:
             self._reader.finish()
         self._reader = None
-

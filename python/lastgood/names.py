@@ -32,7 +32,7 @@ def is_a(value: Any, *names: str) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is(kind: type, names: tuple[str, ...]) -> bool:
+def _is(kind: Any, names: tuple[str, ...]) -> bool:
     return any(c.__module__.split(".")[0] == "torch" and c.__qualname__ in names for c in kind.__mro__)
 
 

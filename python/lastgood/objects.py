@@ -10,7 +10,7 @@ from typing import Any
 from lastgood import arrays, dtypes, tagged, trees
 from lastgood.errors import InvalidError, MismatchError, UnsupportedError, WorldError
 from lastgood.parts import Part, Restoring, Saving
-from lastgood.tensors import Reader, Writer, kind_of, lacking
+from lastgood.tensors import Reader, Writer, lacking
 
 # Of the plain values that a state carries.
 VARS = "vars"
@@ -70,9 +70,7 @@ class Unpacked:
         device: of tensors that are not there now; None: host memory.
     """
 
-    def __init__(
-        self, reader: Reader, key: str, skeleton: Any = None, like: Any = None, device: Any = None
-    ) -> None:
+    def __init__(self, reader: Reader, key: str, skeleton: Any = None, like: Any = None, device: Any = None) -> None:
         self.skeleton = reader.of.checkpoint.state[key] if skeleton is None else skeleton
         self._found: dict[str, Any] = {}
         self._reader = reader
@@ -231,7 +229,9 @@ class PerRankPart(Part):
             return
         saved, now = of.checkpoint.world, of.ranks.world
         if saved != now:
-            text = f'"{self.key}" is state of single ranks: {saved} saved it, there are {now}, and it cannot be cut anew'
+            text = (
+                f'"{self.key}" is state of single ranks: {saved} saved it, there are {now}, and it cannot be cut anew'
+            )
             if of.exact:
                 raise WorldError(f"{text}; resume on {saved} ranks, or with exact=False to leave it as it is")
             of.notes.append(f"{text}: left as it is")
@@ -258,7 +258,9 @@ def refuse(key: str, value: Any) -> UnsupportedError:
     """What is told about a value that a state cannot hold."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, list, tuple, dict, set)):
-        return UnsupportedError(f'"{key}": a plain {type(value).__name__} goes into state.vars[{key!r}], where it can change')
+        return UnsupportedError(
+            f'"{key}": a plain {type(value).__name__} goes into state.vars[{key!r}], where it can change'
+        )
     if kind == "torch._C.Generator":
         return UnsupportedError(
             f'"{key}": generators are given as State(random=lastgood.random.RandomPart(generators={{{key!r}: …}}))'

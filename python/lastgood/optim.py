@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lastgood import dtypes, tagged
-from lastgood.errors import ConflictError, FormatError, InvalidError, MismatchError, UnsupportedError
+from lastgood.errors import ConflictError, FormatError, InvalidError, UnsupportedError
 from lastgood.layout import Layout
 from lastgood.modules import Modules
 from lastgood.names import some
@@ -273,7 +273,10 @@ def _fits(reader: Reader, name: str, there: Any) -> bool:
     if name not in reader.stored:
         return True  # made of others: they are compared on their own
     stored = reader.stored[name]
-    return not there.is_meta and (stored.number, stored.shape) == (dtypes.from_torch().get(there.dtype), shape_of(there))
+    return not there.is_meta and (stored.number, stored.shape) == (
+        dtypes.from_torch().get(there.dtype),
+        shape_of(there),
+    )
 
 
 def _new_state(reader: Reader, name: str, key: str, parameter: Any, options: dict[str, Any]) -> Any:

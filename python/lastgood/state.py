@@ -55,7 +55,9 @@ class State:
         UnsupportedError, InvalidError: something cannot be in a state; the message names its key and how to fix it.
     """
 
-    def __init__(self, *, frozen: Literal["save", "skip"] = "save", random: bool | Part = True, **registered: Any) -> None:
+    def __init__(
+        self, *, frozen: Literal["save", "skip"] = "save", random: bool | Part = True, **registered: Any
+    ) -> None:
         if frozen not in ("save", "skip"):
             raise InvalidError(f'frozen is {frozen!r}, not "save" or "skip"')
         self.vars: dict[str, Any] = {}
@@ -97,7 +99,9 @@ class State:
             ConflictError: the key is taken.
         """
         if not isinstance(key, str) or not key or key in _RESERVED or "." in key:
-            raise InvalidError(f"{key!r} is no key for a state: it is a word without dots, and none of {sorted(_RESERVED)}")
+            raise InvalidError(
+                f"{key!r} is no key for a state: it is a word without dots, and none of {sorted(_RESERVED)}"
+            )
         if any(k.partition(".")[0] == key for k in self._keys()):
             raise ConflictError(f'"{key}" is in the state already')
         self._parts = None

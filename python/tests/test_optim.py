@@ -214,7 +214,9 @@ def test_an_optimizer_for_each_parameter_as_for_steps_in_the_backward_pass(root)
 
 def test_a_parameter_that_is_in_no_module_of_the_state_is_an_error(root):
     stray = nn.Parameter(torch.zeros(3, 5))
-    with pytest.raises(lastgood.InvalidError, match=r'"optim": parameter 4 of group 0, of shape \[3, 5\].*State\(…, name='):
+    with pytest.raises(
+        lastgood.InvalidError, match=r'"optim": parameter 4 of group 0, of shape \[3, 5\].*State\(…, name='
+    ):
         m = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         save(root, plain(model=m, optim=optim.SGD([*m.parameters(), stray])))
 
@@ -244,7 +246,10 @@ def test_options_follow_parameters_into_other_groups_and_a_conflict_is_an_error(
     assert [g["lr"] for g in split.param_groups] == [0.2, 0.1, 0.1]
     assert split.param_groups[0]["name"] == "c"
     mixed = optim.AdamW([a, c])
-    with pytest.raises(lastgood.ConflictError, match=r"\"optim\", group 0: option 'lr' is 0.1 in the checkpoint for \"a\", and 0.2 for \"c\""):
+    with pytest.raises(
+        lastgood.ConflictError,
+        match=r"\"optim\", group 0: option 'lr' is 0.1 in the checkpoint for \"a\", and 0.2 for \"c\"",
+    ):
         resume(root, plain(**bare, optim=mixed))
     joined = optim.AdamW([b, a])
     resume(root, plain(**bare, optim=joined))
@@ -273,7 +278,7 @@ def test_parameters_that_are_new_to_the_optimizer_are_told(root):
     model = net()
     save(root, plain(model=model, optim=optim.SGD(list(model.parameters())[:2], 0.1)))
     other = optim.SGD(model.parameters(), 0.2)
-    with pytest.raises(lastgood.MissingError, match='no optimizer state of "1.weight"'):
+    with pytest.raises(lastgood.MissingError, match=r'no optimizer state of "1.weight"'):
         resume(root, plain(model=model, optim=other))
     assert len(resume(root, plain(model=model, optim=other), exact=False).not_restored) == 4
     assert other.param_groups[0]["lr"] == 0.1

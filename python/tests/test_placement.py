@@ -126,6 +126,8 @@ def test_an_order_of_axes_that_is_torchs_own_is_kept():
     order = (ShardOrderEntry(tensor_dim=0, mesh_dims=(1, 0)),)
     placements = (Shard(0), Shard(0))
     assert [s.axis for s in splits_of("w", (2, 3), placements, order)] == [1, 0]
-    strided = DTensorSpec._convert_shard_order_to_StridedShard(order, placements, types.SimpleNamespace(size=lambda i: (2, 3)[i]))
+    strided = DTensorSpec._convert_shard_order_to_StridedShard(
+        order, placements, types.SimpleNamespace(size=lambda i: (2, 3)[i])
+    )
     assert [s.axis for s in splits_of("w", (2, 3), strided)] == [1, 0]
     assert layout_of is not None

@@ -69,7 +69,9 @@ def test_wrappers_leave_no_trace_in_names(root):
     save(root, plain(model=wrapped, optim=opt))
     checkpoint = lastgood.open(root)
     assert {n for n, t in checkpoint.items() if t.group == "model"} == wanted
-    assert {n.removeprefix("optim.state.").rpartition(".")[0] for n, t in checkpoint.items() if t.group == "optim"} == wanted
+    assert {
+        n.removeprefix("optim.state.").rpartition(".")[0] for n, t in checkpoint.items() if t.group == "optim"
+    } == wanted
     fresh = Outer()
     other = torch.optim.AdamW(fresh.parameters())
     resume(root, plain(model=fresh, optim=other))
@@ -381,7 +383,9 @@ def test_objects_keep_values_and_tensors_in_any_nesting(root):
 
 
 def test_what_has_no_form_is_refused_by_the_path_to_it(root):
-    with pytest.raises(lastgood.UnsupportedError, match=r'"thing"\[\'a\'\]\[1\]\[\'f\'\]: builtins.function has no form.*save what'):
+    with pytest.raises(
+        lastgood.UnsupportedError, match=r'"thing"\[\'a\'\]\[1\]\[\'f\'\]: builtins.function has no form.*save what'
+    ):
         save(root, plain(thing=Thing({"a": [0, {"f": lambda: 0}]})))
     for value, message in (
         (3, r"state.vars\['x'\]"),
@@ -556,7 +560,9 @@ def test_saving_changes_nothing_of_the_state(root):
     opt = torch.optim.AdamW(model.parameters())
     train(model, [opt])
     sum(p.sum() for p in model.parameters()).backward()
-    before = copy.deepcopy((bits(model.state_dict()), bits(opt.state_dict()), bits([p.grad for p in model.parameters()])))
+    before = copy.deepcopy(
+        (bits(model.state_dict()), bits(opt.state_dict()), bits([p.grad for p in model.parameters()]))
+    )
     versions = [p._version for p in model.parameters()]
     save(root, plain(model=model, optim=opt))
     assert before == (bits(model.state_dict()), bits(opt.state_dict()), bits([p.grad for p in model.parameters()]))

@@ -28,7 +28,9 @@ def test_torchs_reader_gives_equal_values_of_model_and_optimizer(root):
     save(root, plain(model=model, optim=opt))
     names = [n for n, _ in model.named_parameters()]
     wanted = dict(model.state_dict()) | {
-        f"optim.state.{n}.{k}": v for n, p in zip(names, model.parameters(), strict=True) for k, v in opt.state[p].items()
+        f"optim.state.{n}.{k}": v
+        for n, p in zip(names, model.parameters(), strict=True)
+        for k, v in opt.state[p].items()
     }
     target = {n: torch.zeros_like(t) for n, t in wanted.items()}
     dcp.load(target, storage_reader=dcp.HuggingFaceStorageReader(folder_of(root)))
@@ -49,9 +51,7 @@ def test_torchs_reader_cuts_it_for_two_processes(root, tmp_path):
     model, opt = state()
     save(root, plain(model=model, optim=opt))
     wanted = {n: p.detach() for n, p in model.named_parameters()}
-    wanted |= {
-        f"optim.state.{n}.exp_avg": opt.state[p]["exp_avg"] for n, p in model.named_parameters()
-    }
+    wanted |= {f"optim.state.{n}.exp_avg": opt.state[p]["exp_avg"] for n, p in model.named_parameters()}
     assert on_processes(2, tmp_path, read_by_two, folder_of(root), wanted) == [True, True]
 
 
