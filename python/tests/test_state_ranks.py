@@ -4,15 +4,20 @@
 import os
 
 import lastgood
+import pytest
 import torch
 import torch.distributed as dist
 from lastgood.modules import EMA
 from lastgood.objects import PerRank
 from lastgood.parts import Axis
 from lastgood.pytorch import GlooCommunicator
+from lastgood.state import State
 from states import bits, plain, ranks, resume, save
 from test_gloo import on_processes
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 
 class Net(nn.Module):
@@ -108,8 +113,6 @@ def all_of(comm, value):
 
 def fsdp(comm, root):
     """Uneven parts, saved and restored in place."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
     def build(seed):
         model = Net(seed)
@@ -140,8 +143,47 @@ def fsdp(comm, root):
     return wanted, info.bytes_written
 
 
+def quantised(fill, placed=None):
+    """A module with a tensor that is made of two others, or with this rank's part of one."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    t = TwoTensor(torch.full((2, 3), fill), torch.full((2, 3), fill + 1))
+    m = nn.Module()
+    m.q = nn.Parameter(t if placed is None else DTensor.from_local(t, *placed, run_check=False), requires_grad=False)
+    m.w = nn.Parameter(torch.ones(2))
+    return m
+
+
+def odd(comm, root):
+    """Parts that are made of other tensors, and frozen weights in parts."""
+    mesh = init_device_mesh("cpu", (comm.size,))
+    placed = (mesh, [Shard(0)])
+    save(root, plain(model=quantised(float(comm.rank), placed)), 1, comm=comm, who=who(comm))
+    fresh = quantised(9.0, placed)
+    resume(root, plain(model=fresh), comm=comm, who=who(comm))
+    part = fresh.q.to_local()
+    assert (part.a.unique().tolist(), part.b.unique().tolist()) == ([comm.rank], [comm.rank + 1])
+    with pytest.raises(
+        lastgood.UnsupportedError, match=r'"q" is made of parts of its own.*cannot be cut anew: it was placed'
+    ):
+        resume(root, plain(model=quantised(9.0, (mesh, [Shard(1)]))), comm=comm, who=who(comm))
+
+    def base(seed):
+        model = Net(seed)
+        model.embed.weight.requires_grad_(False)
+        fully_shard(model, mesh=mesh)
+        return State(random=False, model=model, frozen="skip")
+
+    frozen = root + "-frozen"
+    save(frozen, base(0), 1, comm=comm, who=who(comm))
+    resume(frozen, base(0), comm=comm, who=who(comm))
+    with pytest.raises(lastgood.MismatchError, match=r'1 frozen weights are not those.*"embed.weight"'):
+        resume(frozen, base(1), comm=comm, who=who(comm))
+
+
 def two(rank, folder):
     comm = GlooCommunicator()
+    odd(comm, os.path.join(folder, "odd"))
     return ddp(comm, os.path.join(folder, "ddp")), fsdp(comm, os.path.join(folder, "fsdp"))
 
 
@@ -163,6 +205,13 @@ def test_k08_two_processes_save_and_one_goes_on_with_all_of_it(tmp_path):
     (first, _), (wanted, _) = found[0]
     assert on_one(tmp_path / "ddp") == first
     assert on_one(tmp_path / "fsdp") == wanted
+    with pytest.raises(
+        lastgood.UnsupportedError, match=r'"q" \(.*TwoTensor\) was saved in parts, and is held whole now'
+    ):
+        resume(tmp_path / "odd", plain(model=quantised(0.0)))
+    assert "embed.weight" not in lastgood.open(tmp_path / "odd-frozen")
+    of = resume(tmp_path / "odd-frozen", State(random=False, model=Net(), frozen="skip"))
+    assert any("1 frozen weights lie on other ranks" in note for note in of.notes)
 
 
 # ------------------------------------------------------------------ four processes
@@ -170,8 +219,6 @@ def test_k08_two_processes_save_and_one_goes_on_with_all_of_it(tmp_path):
 
 def meshes(rank, folder):
     """Replicas of shards (HSDP), and FSDP over tensor parallelism with strided shards."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     comm = GlooCommunicator()

@@ -120,8 +120,7 @@ def write_by_two(rank, root):
     opt = torch.optim.AdamW(model.parameters(), lr=0.01)
     train_small(model, opt)
     write(root, model, opt, comm, ranks(rank, 2, comm))
-    model.eval()
-    return logits(model)
+    return logits(model).tolist()  # tensors would pass through this process's memory, which ends
 
 
 @needs_transformers
@@ -130,6 +129,6 @@ def test_transformers_opens_what_two_fsdp_ranks_saved(root, tmp_path):
 
     found = on_processes(2, tmp_path, write_by_two, root)
     for f in found:
-        assert isinstance(f, torch.Tensor), f
+        assert isinstance(f, list), f
     opened = transformers.AutoModelForCausalLM.from_pretrained(folder_of(root))
-    assert torch.equal(logits(opened), found[0])
+    assert logits(opened).tolist() == found[0]
