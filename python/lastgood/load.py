@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -151,8 +152,14 @@ def check_part(name: str, memory: Memory, shape: tuple[int, ...], layout: Layout
         _, elements = layout.local_range(rank, shape, flat_offset)
         local: tuple[int, ...] = (elements,)
     else:
-        local = layout.local_shape(rank, shape)
+        local = _local_shape(layout, rank, tuple(shape))
     if tuple(memory.shape) != local:
         raise MismatchError(
             f'"{name}": the array is {list(memory.shape)}, the part of rank {rank} of {list(shape)} is {list(local)}'
         )
+
+
+@functools.lru_cache(maxsize=16384)
+def _local_shape(layout: Layout, rank: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Many tensors have the same shape, and every save asks again."""
+    return layout.local_shape(rank, shape)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lastgood import arrays, tagged
@@ -50,6 +50,17 @@ class LaunchInfo(NamedTuple):
     bytes_lazy: int  # to be copied until the fence, by this rank
     windowed: bool  # the part did not fit the staging memory: copied as it is written
     seconds: float  # the launch took, with its waiting
+
+
+class Item(NamedTuple):
+    """A tensor, or this rank's part of one, for :meth:`Save.items`; what each is for :meth:`Save.tensor`."""
+
+    name: str
+    array: Any
+    shape: tuple[int, ...] | None = None
+    layout: Layout | None = None
+    buffer: bool = False
+    lazy: bool = False
 
 
 class LaunchOptions(NamedTuple):
@@ -196,6 +207,27 @@ class Save:
                 layout=layout,
                 flat_offset=flat_offset,
             )
+            self._add(columns)
+
+    def items(self, items: Iterable[Item], *, group: Group = "model") -> None:
+        """As :meth:`tensor` for each, in one call of the library: for thousands of tensors of which some are parts.
+
+        Args:
+            group: of all of them.
+        """
+        columns = Columns()
+        number = _group(group)
+        with self._noted():
+            for name, array, shape, layout, buffer, lazy in items:
+                memory = arrays.describe(name, array)
+                if layout is not None:
+                    if shape is None or layout.flat:
+                        raise InvalidError(f'"{name}": an item needs the global shape, and no flat layout')
+                    check_part(name, memory, shape, layout, 0, self._session.rank)
+                flags = lib.LG_TENSOR_BUFFER if buffer else 0
+                if lazy and self._keep_lazy(array, memory):
+                    flags |= lib.LG_TENSOR_LAZY
+                columns.add(name, memory, group=number, flags=flags, shape=shape, layout=layout)
             self._add(columns)
 
     def boxes(
