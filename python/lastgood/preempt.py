@@ -443,7 +443,7 @@ class _ByKeys:
             self._collect(said)
         elif said["state"] == "at" and said["stop"] and self._go is not None:
             self._say({**said, "state": "go", "save": self._go.save, "reason": self._go.reason})
-        return not self._calm
+        return not self._calm and self._end is None
 
     def _open(self) -> None:
         """A new round, if anybody wishes one."""
@@ -469,7 +469,7 @@ class _ByKeys:
             if rank in self._answers:
                 continue
             value = self._kv.get(f"{self._prefix}ack-{rank}")
-            number, step, pokes = (0, 0, 0) if value is None else map(int, value.split())
+            number, step, pokes = (0, 0, 0) if value is None else (int(n) for n in value.split())
             if number in (said["round"], -1):
                 self._answers[rank] = (step, pokes)
         if len(self._answers) == self._world:
@@ -513,7 +513,7 @@ class _ByKeys:
                     self._take(one)
             self._heard = value
             self._send()
-        return stop is not None or not self._calm
+        return (stop is not None or not self._calm) and self._end is None
 
     def _send(self) -> None:
         if self._unsent is not None:

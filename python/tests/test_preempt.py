@@ -3,11 +3,13 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import lastgood
 import numpy as np
@@ -602,6 +604,17 @@ def test_k20_f317_a_run_that_resumes_at_its_last_step_saves_it_again_with_succes
                 save.tensors({"w": w})
             assert save.launched.skipped == "committed"
     assert [e.step for e in lastgood.entries(root) if e.kind == "committed"] == [7]
+
+
+def test_the_program_of_the_page_runs_as_it_stands(tmp_path):
+    page = Path(__file__).resolve().parents[2] / "docs" / "preemption.md"
+    (program,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (tmp_path / "runs").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == re.findall(r"# prints: (.*)$", program, re.MULTILINE)
 
 
 # ------------------------------------------------------------------- dry run
