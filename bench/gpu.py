@@ -64,12 +64,14 @@ class Model:
 
 
 def seconds_of(work) -> float:
+    """How long it takes, for the host."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def launch(session: lastgood.Session, model: Model, step: int) -> lastgood.LaunchInfo:
+    """As a trainer does."""
     with session.launch(step) as save:
         save.tensors(model.tensors(), lazy=True)
         save.tensors({"mean": model.mean}, buffer=True)
@@ -111,14 +113,16 @@ def measure(folder: Path, nbytes: int, clock: Clock) -> int:
     torch.cuda.synchronize()
     products = 1
     while True:  # a step that takes about as long as the copies
-        took = seconds_of(lambda: (model.forward_backward(0, products), torch.cuda.synchronize()))
+        took = seconds_of(lambda n=products: (model.forward_backward(0, n), torch.cuda.synchronize()))
         if took > max(0.05, size / 20e9) or products > 1 << 14:
             break
         products *= 2
     pageable = seconds_of(lambda: [t.cpu() for t in model.tensors().values()])
     with lastgood.Session(folder / "run", keep_last=2) as session:
         first = seconds_of(lambda: launch(session, model, 1))
-        rows.append((f"the first launch allocates and pins {session.staging.bytes_held / 1e9:.2f} GB", f"{first:.2f} s", None))
+        rows.append(
+            (f"the first launch allocates and pins {session.staging.bytes_held / 1e9:.2f} GB", f"{first:.2f} s", None)
+        )
         session.wait()
         held = session.staging.bytes_held
 
@@ -151,14 +155,22 @@ def measure(folder: Path, nbytes: int, clock: Clock) -> int:
             model.forward_backward(step, products)
             session.fence()
             model.update(step)
-            launches.append(seconds_of(lambda: launch(session, model, step)))
+            launches.append(seconds_of(lambda n=step: launch(session, model, n)))
             saving.append(train(step + 1, False))  # the step beside the copies
             session.wait()
             step += 2
         stall = statistics.median(launches)
-        rows.append(("a launch does not wait for the device", f"{stall * 1e3:.1f} ms, copies {copies * 1e3:.0f} ms", stall < copies / 2))
+        rows.append(
+            (
+                "a launch does not wait for the device",
+                f"{stall * 1e3:.1f} ms, copies {copies * 1e3:.0f} ms",
+                stall < copies / 2,
+            )
+        )
         more = statistics.median(saving) / statistics.median(plain) - 1
-        rows.append(("the step beside the copies", f"{more * 100:+.1f} % of {statistics.median(plain) * 1e3:.0f} ms", None))
+        rows.append(
+            ("the step beside the copies", f"{more * 100:+.1f} % of {statistics.median(plain) * 1e3:.0f} ms", None)
+        )
 
         # Bits, with updates right behind the fence.
         bad: list[str] = []
@@ -175,8 +187,20 @@ def measure(folder: Path, nbytes: int, clock: Clock) -> int:
             bad += wrong(folder / "run", model, step)
             checked += 1
             step += 1
-        rows.append(("what is saved is what was there at the launch", f"{checked} saves, {len(bad)} tensors wrong", checked > 0 and not bad))
-        rows.append(("pinned memory is allocated once", f"{session.staging.bytes_held / 1e9:.2f} GB after all saves", session.staging.bytes_held == held))
+        rows.append(
+            (
+                "what is saved is what was there at the launch",
+                f"{checked} saves, {len(bad)} tensors wrong",
+                checked > 0 and not bad,
+            )
+        )
+        rows.append(
+            (
+                "pinned memory is allocated once",
+                f"{session.staging.bytes_held / 1e9:.2f} GB after all saves",
+                session.staging.bytes_held == held,
+            )
+        )
 
         # A graph that is recorded and replayed while a save is under way.
         graph, x = torch.cuda.CUDAGraph(), torch.zeros(1 << 20, device="cuda")
@@ -198,7 +222,9 @@ def measure(folder: Path, nbytes: int, clock: Clock) -> int:
         except RuntimeError:  # the recording itself, once the launch was refused
             refused = True
         rows.append(("a launch within a recording is refused", str(refused).lower(), refused))
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, lastgood {lastgood.__version__}, state {gb:.2f} GB\n")
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, lastgood {lastgood.__version__}, state {gb:.2f} GB\n"
+    )
     print("| claim | measured | holds |\n| --- | --- | --- |")
     for claim, text, holds in rows:
         print(f"| {claim} | {text} | {'' if holds is None else 'yes' if holds else '**no**'} |")

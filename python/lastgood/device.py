@@ -69,11 +69,12 @@ class CudaDevice:
 
         self._torch = torch
         self._device = torch.device("cuda", index)
-        self._copies = torch.cuda.Stream(self._device)
+        self._copies = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._copies):
             self._value = torch.zeros(1, dtype=torch.int64, device=self._device)
 
     def pin(self, host: Any) -> Callable[[], None]:
+        """Registers it with CUDA, for all devices."""
         cuda = self._torch.cuda
         address, size = host.data_ptr(), host.numel()
         portable = 1  # cudaHostRegisterPortable: for all devices
@@ -86,31 +87,39 @@ class CudaDevice:
         return undo
 
     def capturing(self) -> bool:
+        """Of the current stream."""
         with self._torch.cuda.device(self._device):
             return bool(self._torch.cuda.is_current_stream_capturing())
 
     def begin(self) -> None:
+        """The copy stream waits for the current one."""
         self._copies.wait_stream(self._torch.cuda.current_stream(self._device))
 
     def copy(self, host: Any, source: Any) -> None:
+        """Does not wait for the copy."""
         with self._torch.cuda.stream(self._copies):
             host.copy_(source, non_blocking=True)
 
     def record(self) -> Any:
+        """A CUDA event."""
         return self._copies.record_event()
 
     def wait(self, event: Any) -> None:
+        """The current stream does."""
         self._torch.cuda.current_stream(self._device).wait_event(event)
 
     def follow(self, event: Any) -> None:
+        """The copy stream does."""
         self._copies.wait_event(event)
 
     def signal(self, flag: Any, value: int) -> None:
+        """By a copy from the device, behind the others."""
         with self._torch.cuda.stream(self._copies):
             self._value.fill_(value)
             flag.copy_(self._value, non_blocking=True)
 
     def finish(self) -> None:
+        """The host waits."""
         self._copies.synchronize()
 
 

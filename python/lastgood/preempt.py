@@ -80,7 +80,7 @@ class RanksLike(Protocol):
 
     @property
     def rank(self) -> int:
-        """This process's number."""
+        """The number of this process."""
 
     @property
     def world(self) -> int:
@@ -334,9 +334,9 @@ class _ByKeys:
         wishes = self._wishes
         if self._end is None and self._barrier is not None and clock >= self._barrier:
             self._wait(lambda: self._barrier is None, self._barrier_until, "rank 0 did not say at which step")
-        if self._end is None and self._asked_at is not None and not self._stopping:
-            if time.monotonic() > self._asked_at + _MORE_PATIENCE * wishes.grace:
-                self._give_up("rank 0 did not answer" if self._rank != 0 else "the other ranks could not be told")
+        waiting = 0.0 if self._asked_at is None or self._stopping else time.monotonic() - self._asked_at
+        if self._end is None and waiting > _MORE_PATIENCE * wishes.grace:
+            self._give_up("rank 0 did not answer" if self._rank != 0 else "the other ranks could not be told")
         self._passed = clock
         if self._end is not None:
             return self._end
@@ -374,7 +374,7 @@ class _ByKeys:
             self._changed.wait(_SLICE)
 
     def _give_up(self, why: str) -> None:
-        """This rank alone; what others do is not known."""
+        """For this rank alone; what others do is not known."""
         stop = self._wishes.stop()
         text = f"{why} in time" + (f" ({self._trouble})" if self._trouble else "")
         if stop is None:

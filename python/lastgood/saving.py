@@ -306,7 +306,9 @@ class Save:
         """
         out = ffi.new("lg_save_info *")
         over = self._session.drain(self._session.timeout / 4)
-        if self._reserved is not None and self._reserved.expects() is not None:  # of launch(), but committed all the same
+        if (
+            self._reserved is not None and self._reserved.expects() is not None
+        ):  # of launch(), but committed all the same
             if over:
                 self._reserved.fill()
                 self._session.staging.finish()

@@ -41,7 +41,9 @@ def check_requeue(how: Requeue) -> None:
     if slurm_job() is None:
         raise InvalidError('requeue="scontrol", but SLURM_JOB_ID is not set: this is no job of Slurm')
     if shutil.which("scontrol") is None:
-        raise InvalidError('requeue="scontrol", but there is no scontrol in PATH; give an exit code (docs/preemption.md)')
+        raise InvalidError(
+            'requeue="scontrol", but there is no scontrol in PATH; give an exit code (docs/preemption.md)'
+        )
 
 
 def requeue(how: Requeue, rank: int = 0) -> None:

@@ -315,7 +315,7 @@ class Recorder:
     def __init__(self, calls):
         self.calls = calls
 
-    def Stream(self, device):  # noqa: N802
+    def Stream(self, device):
         return Stream(self.calls)
 
     def current_stream(self, device):

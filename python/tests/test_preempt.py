@@ -477,7 +477,10 @@ def test_k20_f313_handlers_that_were_there_are_called_too_and_come_back(handlers
 def test_a_handler_that_came_later_stays_and_may_call_ours_after_the_end(handlers):
     agreement = alone()
     ours = signal.getsignal(signal.SIGTERM)
-    later = lambda number, frame: ours(number, frame)  # noqa: E731
+
+    def later(number, frame):
+        ours(number, frame)
+
     signal.signal(signal.SIGTERM, later)
     agreement.close()
     assert signal.getsignal(signal.SIGTERM) is later

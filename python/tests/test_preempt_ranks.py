@@ -55,7 +55,9 @@ def all_are_told_but_at_different_steps(rank, step):
 
 
 def both_ways(rank, root):
-    return [train(rank, f"{root}-{act.__name__}", 20.0, act) for act in (one_is_told, all_are_told_but_at_different_steps)]
+    return [
+        train(rank, f"{root}-{act.__name__}", 20.0, act) for act in (one_is_told, all_are_told_but_at_different_steps)
+    ]
 
 
 def test_k20_a_signal_to_one_process_or_to_all_at_different_steps_saves_one_last_step(root, tmp_path):
