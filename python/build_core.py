@@ -25,7 +25,7 @@ NUMBERS = [
     "LG_NO_AXIS",
 ]
 
-# Called by the library, implemented in Python (comm.py, background.py, session.py, checkpoint.py, roots.py).
+# Called by the library, implemented in Python (comm.py, background.py, session.py, saving.py, checkpoint.py, roots.py).
 CALLBACKS = """
 extern "Python" {
     lg_status lgpy_barrier(void *ctx, uint64_t deadline_ms, lg_error *err);
@@ -39,6 +39,7 @@ extern "Python" {
     lg_status lgpy_kv_set(void *ctx, const char *key, const void *data, size_t bytes, lg_error *err);
     lg_status lgpy_kv_get(void *ctx, const char *key, void **data, size_t *bytes, lg_error *err);
     lg_status lgpy_targets(lg_load *load, void *arg, lg_error *err);
+    lg_status lgpy_fill(void *arg, lg_error *err);
     int lgpy_progress(uint64_t done, uint64_t total, void *arg);
     void lgpy_problem(const lg_problem *problem, void *arg);
     int lgpy_box(const lg_stored_box *box, void *arg);

@@ -287,7 +287,7 @@ static void one_round(uint64_t seed, pair *total)
     assert_ok(lg__stage_copy_eager(stage, 1 + (uint32_t)roll(&s, 16), err));
     scribble(&s, false);
     signal_ g = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0};
-    lg__stage_start_lazy(stage, 1 + (uint32_t)roll(&s, 16), on_staged, &g);
+    lg__stage_start_lazy(stage, 1 + (uint32_t)roll(&s, 16), (lg__ready){0}, on_staged, &g);
     if (roll(&s, 2) == 0) { /* the trainer changes all before the writer has begun */
         pthread_mutex_lock(&g.lock);
         while (g.calls == 0) {
@@ -365,7 +365,7 @@ static void a_lazy_tensor_that_is_not_finite_fails_the_stage_by_name_and_lets_go
         signal_ g = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0};
         if (lazy) {
             assert_ok(lg__stage_copy_eager(stage, 4, err));
-            lg__stage_start_lazy(stage, 4, on_staged, &g);
+            lg__stage_start_lazy(stage, 4, (lg__ready){0}, on_staged, &g);
             lg_store *store = new_store("mem:stage-inf");
             lg__written w;
             assert_fails(LG_ERR_INVALID, "tensor \"w\" is not finite at [2, 200003]",
@@ -418,7 +418,7 @@ static void k06_an_allocation_that_fails_while_staging_fails_it_and_hangs_nothin
             st = lg__stage_copy_eager(stage, 3, &err);
         }
         if (st == LG_OK) {
-            lg__stage_start_lazy(stage, 3, on_staged, &g);
+            lg__stage_start_lazy(stage, 3, (lg__ready){0}, on_staged, &g);
             st = lg__save_write_stage(s.save, store, FOLDER, plan, &kit_ids, stage, &w, &err);
         }
         lg__stage_free(stage);

@@ -44,11 +44,23 @@ typedef struct lg_launch_options {
     uint32_t copy_threads; /* that copy before the launch returns; 0 = one a processor, at most 8 */
     uint32_t lazy_threads; /* that copy in the background; 0 = 1 */
     uint32_t max_skips;    /* LG_LAUNCH_SKIP: after so many in a row it waits; 0 = 10 */
+    /* Memory that something else fills, a device for example: what is
+     * LG_TENSOR_KEPT is not read before *ready, which is written after it, is
+     * `ready_value` or more. If it is not within half of the session's deadline,
+     * the save fails. NULL: all is filled. The number stays until the save has
+     * ended. What is filled cannot be compared between ranks: it needs a layout. */
+    const int64_t *ready;
+    int64_t ready_value;
+    /* NULL, or called once, in this thread, when it is certain that this launch goes
+     * and the save before has ended: starts to fill. Its error fails the save and is
+     * told by the next collective call. Uses no function of the session. */
+    lg_status (*fill)(void *arg, lg_error *err);
+    void *fill_arg;
 } lg_launch_options;
 
-#define LG_LAUNCH_OPTIONS_INIT                \
-    {                                         \
-        sizeof(lg_launch_options), 0, 0, 0, 0 \
+#define LG_LAUNCH_OPTIONS_INIT                                     \
+    {                                                              \
+        sizeof(lg_launch_options), 0, 0, 0, 0, NULL, 0, NULL, NULL \
     }
 
 typedef enum lg_skip_reason {

@@ -92,7 +92,13 @@ enum {
      * update changes), so it may be copied after the launch has returned. Never
      * for what may change earlier: batch statistics, averages, anything that a
      * forward pass writes. */
-    LG_TENSOR_LAZY = 1u << 3
+    LG_TENSOR_LAZY = 1u << 3,
+    /* lg_save_launch: the memory stays as it is until the save has ended
+     * (lg_session_wait, or the next launch that is not skipped), such as host
+     * memory that a device's was copied into. If nothing else is lazy, the fence
+     * does not wait for it, and it is written from where it lies, without a copy
+     * of the whole. */
+    LG_TENSOR_KEPT = 1u << 4
 };
 
 /* A tensor to save: what it is globally, and the part this rank holds.
@@ -110,7 +116,8 @@ enum {
  *                    and `local_shape` are NULL.
  *
  * Memory stays the caller's and must not change until lg_save_commit returns,
- * or lg_save_launch, or for LG_TENSOR_LAZY lg_session_fence.
+ * or lg_save_launch, or for LG_TENSOR_LAZY lg_session_fence, or for
+ * LG_TENSOR_KEPT until the save has ended.
  * Names: UTF-8 without control characters, not empty, not "__metadata__". */
 typedef struct lg_tensor {
     size_t size; /* sizeof(lg_tensor); LG_TENSOR_INIT sets it */

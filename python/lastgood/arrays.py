@@ -90,7 +90,7 @@ def _describer(kind: type) -> Describe | None:
     if issubclass(kind, RawArray):
         found = _raw_memory
     elif torch is not None and issubclass(kind, torch.Tensor):
-        found = _torch_memory if kind in (torch.Tensor, torch.nn.Parameter) else _torch_subclass_memory
+        found = _torch_memory
     elif numpy is not None and issubclass(kind, numpy.ndarray):
         found = _masked if issubclass(kind, numpy.ma.MaskedArray) else _numpy_memory
     elif jax is not None and issubclass(kind, jax.Array):
@@ -173,31 +173,33 @@ def _masked(name: str, a: Any, to_write: bool) -> Memory:
     raise UnsupportedError(f'"{name}": a masked array; save its data and mask as two')
 
 
-def _torch_memory(name: str, t: Any, to_write: bool) -> Memory:
+def torch_dtype(name: str, t: Any) -> int:
+    """The library's number of a torch tensor's dtype.
+
+    Raises:
+        UnsupportedError: it has none, or the tensor no memory of its own that can be described.
+    """
     dtype = dtypes.from_torch().get(t.dtype)
     if dtype is None:
         raise UnsupportedError(f'"{name}": safetensors has no dtype for {t.dtype}')
     torch = dtypes.imported("torch")
     if t.layout is not torch.strided:
         raise UnsupportedError(f'"{name}": layout {t.layout}; convert it to strided, or save its parts')
-    if not t.is_cpu:
-        if t.is_meta:
-            raise UnsupportedError(f'"{name}": a tensor on the meta device has no data')
-        if to_write:
-            raise InvalidError(f'"{name}": on {t.device}; the library writes to host memory')
-        t = t.detach().cpu()
-    if t.is_conj() or t.is_neg():
-        # Its memory is not its values.
-        if to_write:
-            raise UnsupportedError(f'"{name}": a conjugate or negative view cannot be read into')
-        t = t.detach().resolve_conj().resolve_neg()
+    if t.is_meta:
+        raise UnsupportedError(f'"{name}": a tensor on the meta device has no data')
+    if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        kind = f"{type(t).__module__}.{type(t).__qualname__}"
+        raise UnsupportedError(f'"{name}": {kind} keeps its values in other tensors; save those, with a layout')
+    return dtype
+
+
+def torch_memory(name: str, t: Any, dtype: int) -> Memory:
+    """Where a torch tensor in host memory is, whose dtype is known."""
     if t.is_contiguous():
         strides = None
     else:
         size = t.element_size()
         strides = tuple([s * size for s in t.stride()])
-        if to_write and overlaps(t.shape, strides, size):
-            raise InvalidError(f'"{name}": elements of the tensor to read into share memory (an expanded view?)')
     shape = t.shape
     if dtype == dtypes.F4:
         if t.ndim == 0 or strides is not None:
@@ -206,12 +208,21 @@ def _torch_memory(name: str, t: Any, to_write: bool) -> Memory:
     return Memory(dtype, shape, t.data_ptr(), strides, t)
 
 
-def _torch_subclass_memory(name: str, t: Any, to_write: bool) -> Memory:
-    torch = dtypes.imported("torch")
-    kind = f"{type(t).__module__}.{type(t).__qualname__}"
-    if type(t).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise UnsupportedError(f'"{name}": {kind} keeps its values in other tensors; save those, with a layout')
-    return _torch_memory(name, t, to_write)
+def _torch_memory(name: str, t: Any, to_write: bool) -> Memory:
+    dtype = torch_dtype(name, t)
+    if not t.is_cpu:
+        if to_write:
+            raise InvalidError(f'"{name}": on {t.device}; the library writes to host memory')
+        t = t.detach().cpu()
+    if t.is_conj() or t.is_neg():
+        # Its memory is not its values.
+        if to_write:
+            raise UnsupportedError(f'"{name}": a conjugate or negative view cannot be read into')
+        t = t.detach().resolve_conj().resolve_neg()
+    memory = torch_memory(name, t, dtype)
+    if to_write and memory.strides is not None and overlaps(memory.shape, memory.strides, t.element_size()):
+        raise InvalidError(f'"{name}": elements of the tensor to read into share memory (an expanded view?)')
+    return memory
 
 
 def _jax_memory(name: str, a: Any, to_write: bool) -> Memory:

@@ -43,6 +43,7 @@ class Kept:
 
     def __init__(self, store: Any, kv: Any) -> None:
         self.memory: list[Any] = []  # of lazy tensors
+        self.staging: Any = None  # host memory that devices write to
         self.pid = os.getpid()
         self._others = (store, kv)
 
@@ -58,7 +59,7 @@ class Kept:
             status = lib.lg_session_close(raw, err)
         finally:  # interrupted: nobody knows
             if status is None or status == Status.TIMEOUT:
-                _never_free((self.memory, self._others))
+                _never_free((self.memory, self.staging, self._others))
         return status, err
 
     def finalize(self, raw: Any) -> None:
@@ -119,7 +120,7 @@ class KeyValues:
         self.raw = ffi.new("lg_kv *", {"ops": _OPS, "ctx": self._handle})
 
 
-def _failed(why: BaseException, err: Any) -> int:
+def failed(why: BaseException, err: Any) -> int:
     """Fills the error of the thread of the library that called; nobody there raises it."""
     status = why.status if isinstance(why, Error) else Status.COMM
     text = str(why) if isinstance(why, Error) else f"{type(why).__name__}: {why}"
@@ -133,7 +134,7 @@ def _call_set(ctx: Any, key: Any, data: Any, size: int, err: Any) -> int:
     try:
         kv.store.set(ffi.string(key).decode(), bytes(ffi.buffer(data, size)))
     except BaseException as why:
-        return _failed(why, err)
+        return failed(why, err)
     return 0
 
 
@@ -149,7 +150,7 @@ def _call_get(ctx: Any, key: Any, data: Any, size: Any, err: Any) -> int:
         # That something is not found would mean that the key is not set yet.
         if isinstance(why, Error) and why.status == Status.NOT_FOUND:
             why = RuntimeError(str(why))
-        return _failed(why, err)
+        return failed(why, err)
     return 0
 
 

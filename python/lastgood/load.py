@@ -117,7 +117,8 @@ class Load:
         if torch is None:
             return
         with torch.no_grad():
-            for target, host in self._staged:
+            while self._staged:  # each is freed when it is delivered
+                target, host = self._staged.pop()
                 target.copy_(host)
         changed = [t for t in self._written if not t.is_inference()]
         if changed:

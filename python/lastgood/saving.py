@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from lastgood import arrays, tagged
 from lastgood._columns import Columns
 from lastgood._core import ffi, lib
+from lastgood.background import failed
 from lastgood.checkpoint import Generation
+from lastgood.device import Reserved, may_be_on_device
 from lastgood.errors import Error, InvalidError, MismatchError, StateError, Status, call, text_of
 from lastgood.handles import Pointer, text_bytes
 from lastgood.layout import Layout
@@ -128,6 +130,7 @@ class Save:
         self._options = options  # None: the block's end commits
         self._keep: list[Any] = []
         self._lazy: list[Any] = []  # what owns memory that is read after the launch
+        self._reserved = None if options is None else Reserved(session.staging)  # for what devices have
         self.info: SaveInfo | None = None
         self.launched: LaunchInfo | None = None
 
@@ -148,18 +151,17 @@ class Save:
             buffer: may differ between ranks (running statistics); where it does, each rank's own copy is kept.
             lazy: which of them change only between :meth:`Session.fence` and the next launch, as parameters and
                 optimizer state do: names, a function of the name, or True for all. A launch may return before it has
-                copied them. What must be converted or copied to host memory first is never lazy.
+                copied them. What must be converted first is never lazy. On a CUDA device the trainer's stream waits for
+                the copies, at the launch, for what is lazy at the fence, and the host does not (docs/gpu.md).
         """
         columns = Columns()
         number, flags = _group(group), lib.LG_TENSOR_BUFFER if buffer else 0
         with self._noted():
             is_lazy = _chooser(lazy)
+            compared = self._session.world > 1
             for name, array in tensors.items():
-                memory = arrays.describe(name, array)
-                if is_lazy is not None and is_lazy(name) and self._keep_lazy(array, memory):
-                    columns.add(name, memory, group=number, flags=flags | lib.LG_TENSOR_LAZY)
-                else:
-                    columns.add(name, memory, group=number, flags=flags)
+                memory, more = self._memory(name, array, is_lazy is not None and is_lazy(name), compared)
+                columns.add(name, memory, group=number, flags=flags | more)
             self._add(columns)
 
     def tensor(
@@ -184,7 +186,9 @@ class Save:
             group, buffer, lazy: as for :meth:`tensors`.
         """
         with self._noted():
-            memory = arrays.describe(name, array)
+            session = self._session
+            compared = session.world > 1 and (layout is None or session.compares)
+            memory, flags = self._memory(name, array, lazy, compared)
             if layout is not None:
                 if shape is None:
                     raise InvalidError(f'"{name}": a part under a layout needs the tensor\'s global shape')
@@ -194,9 +198,7 @@ class Save:
                     f'"{name}": the array is {list(memory.shape)}, its global shape is to be {list(shape)}; '
                     "give the layout of which it is a part"
                 )
-            flags = lib.LG_TENSOR_BUFFER if buffer else 0
-            if lazy and self._keep_lazy(array, memory):
-                flags |= lib.LG_TENSOR_LAZY
+            flags |= lib.LG_TENSOR_BUFFER if buffer else 0
             columns = Columns()
             columns.add(
                 name,
@@ -258,8 +260,10 @@ class Save:
             raw_boxes = ffi.new("lg_box[]", max(len(boxes), 1))
             keep: list[Any] = []
             owners: list[Any] = []
-            for raw, (offset, array) in zip(raw_boxes, boxes, strict=False):
-                memory = arrays.describe(name, array)
+            on_device = self._on_device(name, [array for _, array in boxes], lazy)
+            for i, (offset, array) in enumerate(boxes):
+                raw = raw_boxes[i]
+                memory = arrays.describe(name, array) if on_device is None else on_device[i]
                 if memory.dtype != t.dtype or len(offset) != len(shape) or len(memory.shape) != len(shape):
                     raise MismatchError(
                         f'"{name}": a box at {list(offset)} is {arrays.form(memory.dtype, memory.shape)}, '
@@ -274,7 +278,9 @@ class Save:
                 keep.append((members, memory.keep))
                 owners.append(arrays.owner(array, memory) if lazy else None)
             t.boxes, t.n_boxes = raw_boxes, len(boxes)
-            if lazy and all(o is not None for o in owners):
+            if on_device is not None:
+                t.flags = lib.LG_TENSOR_KEPT
+            elif lazy and all(o is not None for o in owners):
                 t.flags = lib.LG_TENSOR_LAZY
                 self._lazy.extend(owners)
             self._keep.append(keep)
@@ -331,7 +337,15 @@ class Save:
         done.
         """
         out = ffi.new("lg_save_info *")
-        self._session.drain(self._session.timeout / 4)
+        over = self._session.drain(self._session.timeout / 4)
+        if (
+            self._reserved is not None and self._reserved.expects() is not None
+        ):  # of launch(), but committed all the same
+            if over:
+                self._reserved.fill()
+                self._session.staging.finish()
+            else:
+                self.fail(StateError("the save before still reads the memory that this one copies to"))
         try:
             with self._session.pointer:
                 call(lib.lg_save_commit, self._pointer.consume(), out)
@@ -347,6 +361,11 @@ class Save:
         """
         options = self._options or LaunchOptions()
         o = options.struct()
+        expects = None if self._reserved is None else self._reserved.expects()
+        handle = ffi.new_handle(self._reserved)
+        if expects is not None:
+            o.ready, o.ready_value = ffi.cast("int64_t *", expects[0]), expects[1]
+            o.fill, o.fill_arg = lib.lgpy_fill, handle
         out = ffi.new("lg_launch_info *")
         session = self._session
         session.make_room(options)
@@ -401,6 +420,26 @@ class Save:
         else:
             self.launch()
 
+    def _memory(self, name: str, array: Any, lazy: bool, compared: bool) -> tuple[arrays.Memory, int]:
+        """Where an array is, and flags that say how long it stays there.
+
+        Args:
+            compared: the library reads it while the launch is agreed on, before anything could be copied from a device.
+        """
+        if self._reserved is not None and not compared and may_be_on_device(array):
+            memory = self._reserved.add(name, array, lazy)
+            if memory is not None:
+                return memory, int(lib.LG_TENSOR_KEPT)
+        memory = arrays.describe(name, array)
+        return memory, int(lib.LG_TENSOR_LAZY) if lazy and self._keep_lazy(array, memory) else 0
+
+    def _on_device(self, name: str, boxes: list[Any], lazy: bool) -> list[arrays.Memory] | None:
+        """Where the boxes of a tensor are, if all of them are taken from a device."""
+        if self._reserved is None or not boxes or not all(may_be_on_device(array) for array in boxes):
+            return None
+        found = [self._reserved.add(name, array, lazy) for array in boxes]
+        return None if any(memory is None for memory in found) else [memory for memory in found if memory is not None]
+
     def _keep_lazy(self, array: Any, memory: arrays.Memory) -> bool:
         """Whether it can be lazy: the memory is the array's own. Keeps that memory."""
         owner = arrays.owner(array, memory)
@@ -416,6 +455,16 @@ class Save:
 
     def _noted(self) -> _Noted:
         return _Noted(self)
+
+
+@ffi.def_extern(name="lgpy_fill")  # type: ignore[untyped-decorator]
+def _call_fill(arg: Any, err: Any) -> int:
+    reserved: Reserved = ffi.from_handle(arg)
+    try:
+        reserved.fill()
+    except BaseException as why:
+        return failed(why, err)
+    return 0
 
 
 class _Noted:

@@ -13,6 +13,7 @@ from lastgood._core import ffi, lib
 from lastgood.background import Kept, KeyValues, KeyValueStore, note
 from lastgood.checkpoint import Checkpoint, Generation
 from lastgood.comm import Communicator
+from lastgood.device import Staging
 from lastgood.errors import (
     ConflictError,
     EmptyRootError,
@@ -99,7 +100,8 @@ class Session:
         buffer_bytes: cap of memory for data under way, this process; at least 1 MiB.
         domain: failure domain of this rank; None: the host's name.
         staging_bytes: cap of the copy of this rank's part that a launch needs; 0: one copy. What does not fit is
-            copied in windows as the files are written.
+            copied in windows as the files are written. The memory that CUDA devices copy to has the same cap of its
+            own; what does not fit there is copied before the launch goes on.
         kv: how ranks learn of each other's saves in the background; None: through files in the folder that is being
             written. Any object with ``set`` and ``get`` (:class:`KeyValueStore`), such as
             :class:`lastgood.pytorch.StoreKeys`.
@@ -126,6 +128,8 @@ class Session:
         kv: KeyValueStore | None = None,
     ) -> None:
         self.timeout = timeout
+        self.compares = check_replicas != 0
+        self.staging = Staging(staging_bytes)
         self.rank = 0 if comm is None else comm.rank
         self.world = 1 if comm is None else comm.size
         comm_pointer = None if comm is None else comm.pointer()
@@ -157,6 +161,7 @@ class Session:
                 call(lib.lg_session_open, path_bytes(root), o, out)
         self._store = store_pointer
         self._kept = Kept(store_pointer, keys)
+        self._kept.staging = self.staging
         self._pointer = Pointer(out[0], self._kept.finalize, keep=(comm_pointer, store_pointer))
         self._closed = False
 
@@ -188,7 +193,7 @@ class Session:
             int(out.skips_in_a_row),
             _PHASES[out.phase],
             int(out.phase_step),
-            int(out.staging_bytes),
+            int(out.staging_bytes) + self.staging.bytes_held,
         )
 
     def _status(self) -> Any:
@@ -209,7 +214,10 @@ class Session:
             return
         self.drain(self.timeout / 2)
         self._closed = True
-        finish(*self._kept.close(self._pointer.consume()))
+        status, err = self._kept.close(self._pointer.consume())
+        if status != Status.TIMEOUT:  # else it is still read
+            self.staging.close()
+        finish(status, err)
 
     def __enter__(self) -> Session:
         return self
@@ -303,11 +311,11 @@ class Session:
             call(lib.lg_session_staged, s, out)
             if out[0]:
                 self._kept.memory.clear()
-        return bool(out[0])
+        return bool(out[0]) and self.staging.done
 
     def fence(self, timeout: float | None = None) -> None:
         """Waits until all is copied that the last launch wanted: lazy tensors may change afterwards. Not collective.
-        A keyboard interrupt ends the wait and changes nothing: they may not change yet.
+        For tensors of CUDA devices their current streams wait, and this process does not. A keyboard interrupt ends the wait and changes nothing: they may not change yet.
 
         Args:
             timeout: seconds; None: the session's.
@@ -317,6 +325,7 @@ class Session:
             ConflictError: with ``check_sources``: a lazy tensor was changed.
         """
         timeout = self.timeout if timeout is None else timeout
+        self.staging.fence()
         if not self._fenced(time.monotonic() + timeout):
             step = int(self._status().phase_step)
             raise TimeoutError(

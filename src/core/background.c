@@ -27,6 +27,7 @@ struct lg__background {
     lg__attempt a;
     lg__save_ids ids;
     lg__save_hooks hooks;
+    lg__ready ready; /* of what is lazy */
     uint64_t began;
     uint64_t deadline_ms; /* the session's */
     pthread_t thread;
@@ -41,7 +42,7 @@ struct lg__background {
     pthread_cond_t changed;
     /* under the lock */
     lg_save_phase phase;
-    size_t to_gather, to_gather_eager; /* boxes that are still read from the trainer's memory */
+    size_t to_gather, to_gather_eager; /* boxes that are still read from memory that the trainer wants back */
     bool staged, checked, done, failed, own, in_place;
     bool abandoned; /* the session was closed before: the thread frees all */
     lg_error err;
@@ -179,6 +180,9 @@ static void on_staged(void *arg)
 static void on_gathered(const lg__plan_box *box, void *arg)
 {
     lg__background *job = arg;
+    if (box->kept) {
+        return;
+    }
     pthread_mutex_lock(&job->lock);
     job->to_gather--;
     job->to_gather_eager -= box->lazy ? 0 : 1;
@@ -233,8 +237,8 @@ static lg_status digest_run(const uint8_t *data, uint64_t bytes, uint64_t at, vo
     return LG_OK;
 }
 
-/* Digests every lazy box anew, in the order of the plan; compares if they were
- * digested before. */
+/* Digests every lazy box that the trainer will change anew, in the order of the
+ * plan; compares if they were digested before. */
 static lg_status digest_sources(const lg__background *job, bool compare, lg_error *err)
 {
     lg__scratch scratch = {.bytes = SOURCES_SCRATCH, .data = lg__malloc(SOURCES_SCRATCH)};
@@ -244,7 +248,7 @@ static lg_status digest_sources(const lg__background *job, bool compare, lg_erro
         const lg__plan_file *file = &job->plan->files[f];
         for (size_t i = 0; i < file->n_boxes && st == LG_OK; i++, k++) {
             uint32_t crc = 0;
-            if (!file->boxes[i].lazy) {
+            if (!file->boxes[i].lazy || file->boxes[i].kept) {
                 continue;
             }
             st = lg__gather(&file->boxes[i], scratch, digest_run, &crc, err);
@@ -306,6 +310,9 @@ static lg_status await_check(lg__background *job, lg_error *err)
 static lg_status write_part(lg__background *job, lg__written *out, lg_error *err)
 {
     lg_session *s = job->s;
+    if (job->stage == NULL) { /* else the threads that copy wait */
+        LG__TRY(lg__ready_wait(&job->ready, NULL, err));
+    }
     lg_status st =
         job->stage != NULL
             ? lg__save_write_stage(job->save, s->store, job->a.folder, job->plan, &job->ids, job->stage, out, err)
@@ -477,22 +484,24 @@ static lg_status pack_run(const uint8_t *data, uint64_t bytes, uint64_t at, void
     return LG_OK;
 }
 
-/* Where the part does not fit: copies aside what is not lazy, the last boxes
- * first, as much as half of the memory holds; the boxes then are read from
+/* Where files are written without an image of them: copies aside what is not
+ * lazy, the last boxes first, at most `most` bytes; the boxes then are read from
  * there. The launch waits until the rest has been written. */
-static lg_status put_aside(lg__background *job, uint64_t cap, lg_launch_info *info, lg_error *err)
+static lg_status put_aside(lg__background *job, uint64_t most, lg_launch_info *info, lg_error *err)
 {
     uint64_t bytes = 0, left = 0;
     for (size_t f = 0; f < job->plan->n_files; f++) {
         for (size_t i = 0; i < job->plan->files[f].n_boxes; i++) {
-            const lg__plan_box *box = &job->plan->files[f].boxes[i];
+            lg__plan_box *box = &job->plan->files[f].boxes[i];
             LG__TRY(lg__shape_bytes(box->dtype, box->box.ndim, box->box.size, &bytes, err));
+            box->kept = box->kept || bytes == 0;
+            box->lazy = box->lazy || bytes == 0;
             *(box->lazy ? &info->bytes_lazy : &info->bytes_staged) += bytes;
-            job->to_gather++;
+            job->to_gather += box->kept ? 0 : 1;
             job->to_gather_eager += box->lazy ? 0 : 1;
         }
     }
-    left = info->bytes_staged < cap / 2 ? info->bytes_staged : cap / 2;
+    left = info->bytes_staged < most ? info->bytes_staged : most;
     lg_session *s = job->s;
     if (s->pages_bytes > left) { /* of a launch that fitted: the cap is for all of it */
         release(s);
@@ -512,7 +521,8 @@ static lg_status put_aside(lg__background *job, uint64_t cap, lg_launch_info *in
             box->data = to;
             box->strides = NULL;
             box->mem_origin = box->mem_size = NULL;
-            box->lazy = true;
+            box->lazy = box->kept = true;
+            job->to_gather--;
             job->to_gather_eager--;
             to += bytes;
             left -= bytes;
@@ -528,23 +538,46 @@ static uint32_t copy_threads(const lg_launch_options *o)
     return n < MAX_COPY_THREADS || o->copy_threads != 0 ? n : MAX_COPY_THREADS;
 }
 
+/* Whether the caller keeps tensors until the end, and changes nothing else that is
+ * lazy: then an image of the files would be a second copy for nothing. */
+static bool keeps_all_that_is_lazy(const lg__background *job)
+{
+    bool kept = false;
+    for (size_t i = 0; i < job->save->n_tensors; i++) {
+        kept = kept || (job->save->tensors[i].flags & LG_TENSOR_KEPT) != 0;
+    }
+    for (size_t f = 0; f < job->plan->n_files; f++) {
+        for (size_t i = 0; i < job->plan->files[f].n_boxes; i++) {
+            const lg__plan_box *box = &job->plan->files[f].boxes[i];
+            kept = kept && (box->kept || !box->lazy);
+        }
+    }
+    return kept;
+}
+
 static lg_status stage_all(lg__background *job, const lg_launch_options *o, lg_launch_info *info, lg_error *err)
 {
     lg_session *s = job->s;
     const uint64_t bytes = lg__stage_bytes(job->plan);
     const uint64_t cap = s->staging_bytes;
-    char *memory = cap == 0 || bytes <= cap ? reserve(s, bytes) : NULL;
+    const bool kept = keeps_all_that_is_lazy(job);
+    char *memory = !kept && (cap == 0 || bytes <= cap) ? reserve(s, bytes) : NULL;
     if (memory != NULL) {
         LG__TRY(lg__stage_new(job->plan, job->save->block_bytes, memory, (size_t)bytes, &job->stage, err));
         info->bytes_staged = lg__stage_eager_bytes(job->stage);
         info->bytes_lazy = lg__stage_lazy_bytes(job->stage);
         return lg__stage_copy_eager(job->stage, copy_threads(o), err);
     }
+    if (kept && cap == 0) {
+        LG__TRY(put_aside(job, UINT64_MAX, info, err));
+        info->windowed = job->to_gather_eager > 0; /* there was no memory */
+        return LG_OK;
+    }
     /* A cap, or no memory for a copy: it is written in windows. */
-    info->windowed = 1;
     const uint64_t least = UINT64_C(1) << 20;
     const uint64_t have = cap != 0 ? cap : s->buffer_bytes;
-    LG__TRY(put_aside(job, have, info, err));
+    LG__TRY(put_aside(job, have / 2, info, err));
+    info->windowed = !kept || job->to_gather_eager > 0;
     const uint64_t rest = have - (s->pages_bytes < have ? s->pages_bytes : have);
     job->save->buffer_bytes = rest < least ? least : rest;
     return LG_OK;
@@ -552,6 +585,7 @@ static lg_status stage_all(lg__background *job, const lg_launch_options *o, lg_l
 
 static lg_status prepare(lg__background *job, const lg_launch_options *o, lg_launch_info *info, lg_error *err)
 {
+    job->ready = (lg__ready){.at = o->ready, .value = o->ready_value, .deadline_ms = job->s->deadline_ms / 2};
     LG__TRY(lg__plan_make(job->save, &job->ids, &job->plan, err));
     LG__TRY(stage_all(job, o, info, err));
     if ((o->flags & LG_LAUNCH_CHECK_SOURCES) != 0) { /* of what is left in place */
@@ -608,7 +642,7 @@ void lg__background_start(lg__background *job, const lg__attempt *a, const lg_la
     }
     enlist(job);
     if (mine == LG_OK && job->stage != NULL) {
-        lg__stage_start_lazy(job->stage, o->lazy_threads != 0 ? o->lazy_threads : 1, on_staged, job);
+        lg__stage_start_lazy(job->stage, o->lazy_threads != 0 ? o->lazy_threads : 1, job->ready, on_staged, job);
     }
     job->has_thread = lg__thread_start(&job->thread, work, job);
     if (!job->has_thread) {

@@ -52,6 +52,7 @@ static lg_status launch(lg_save **save, const lg_launch_options *o, lg_launch_in
     if (mine == LG_OK) {
         mine = lg__background_new(s, *save, &job, err);
     }
+    (*save)->fills = o->fill != NULL || o->ready != NULL;
     const lg__purpose purpose = purpose_of(s, o);
     if (mine == LG_OK && purpose == LG__TO_LAUNCH) {
         mine = lg__background_wait(s->job, s->deadline_ms / 2, err);
@@ -82,6 +83,12 @@ static lg_status launch(lg_save **save, const lg_launch_options *o, lg_launch_in
     s->skips_in_a_row = 0;
     info->generation = a.generation;
     lg__text_copy(info->folder, sizeof info->folder, a.final);
+    if (local == LG_OK && o->fill != NULL) {
+        local = o->fill(o->fill_arg, &local_err);
+        if (local != LG_OK && local_err.status == LG_OK) {
+            lg_error_set(&local_err, local, "the function that fills the launch's memory failed");
+        }
+    }
     lg__background_start(job, &a, o, local, &local_err, info);
     return LG_OK;
 }

@@ -157,7 +157,8 @@ static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
                         .tensor = t->name,
                         .dtype = t->dtype,
                         .finite_check = (d->save->flags & LG_SAVE_FINITE) != 0,
-                        .lazy = (t->flags & LG_TENSOR_LAZY) != 0};
+                        .lazy = (t->flags & (LG_TENSOR_LAZY | LG_TENSOR_KEPT)) != 0,
+                        .kept = (t->flags & LG_TENSOR_KEPT) != 0};
     if (group == LG_GROUP_RAW && (box.key = prefixed(d->plan->arena, LG__RAW_TENSOR_PREFIX, t->name)) == NULL) {
         return lg__nomem(err);
     }
@@ -193,7 +194,8 @@ static lg_status add_blob(draft *d, const lg__save_blob *blob, lg_error *err)
     lg__plan_box box = {.key = prefixed(d->plan->arena, LG__RAW_BYTES_PREFIX, blob->key),
                         .tensor = blob->key,
                         .dtype = LG_U8,
-                        .lazy = true, /* the save's own copy */
+                        .lazy = true,
+                        .kept = true, /* the save's own copy */
                         .data = blob->data};
     if (box.key == NULL) {
         return lg__nomem(err);

@@ -146,7 +146,13 @@ lg_status lg__replicas_digest(lg_save *save, bool check_declared, lg_error *err)
         if (t->alias_of != NULL) {
             continue; /* the same memory */
         }
-        if (t->placement == LG__PLACE_UNDECLARED) {
+        const bool compared = t->placement == LG__PLACE_UNDECLARED ||
+                              (check_declared && t->placement == LG__PLACE_LAYOUT && t->layout->holders > 1);
+        if (compared && save->fills && (t->flags & LG_TENSOR_KEPT) != 0) {
+            status = lg_error_set(err, LG_ERR_UNSUPPORTED,
+                                  "the ranks' contents are compared before the launch fills its memory: give it a "
+                                  "layout, without check_replicas, or fill it before");
+        } else if (t->placement == LG__PLACE_UNDECLARED) {
             status = digest_whole(&h, t, err);
         } else if (check_declared && t->placement == LG__PLACE_LAYOUT && t->layout->holders > 1) {
             status = digest_held(&h, t, save->rank, err);

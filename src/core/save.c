@@ -394,8 +394,8 @@ static lg_status describe(lg_save *save, const lg_tensor *tensor, lg__save_tenso
     LG__RETURN_IF(tensor->ndim > LG_MAX_NDIM, err, LG_ERR_LIMIT, "%u dimensions; the most are %d", tensor->ndim,
                   LG_MAX_NDIM);
     LG__RETURN_IF(tensor->ndim > 0 && tensor->shape == NULL, err, LG_ERR_INVALID, "shape is NULL");
-    LG__RETURN_IF((tensor->flags & ~(uint32_t)(LG_TENSOR_BUFFER | LG_TENSOR_LAZY)) != 0, err, LG_ERR_INVALID,
-                  "flags 0x%x are not for saving", tensor->flags & ~(uint32_t)(LG_TENSOR_BUFFER | LG_TENSOR_LAZY));
+    const uint32_t unknown = tensor->flags & ~(uint32_t)(LG_TENSOR_BUFFER | LG_TENSOR_LAZY | LG_TENSOR_KEPT);
+    LG__RETURN_IF(unknown != 0, err, LG_ERR_INVALID, "flags 0x%x are not for saving", unknown);
     LG__RETURN_IF((tensor->flags & LG_TENSOR_BUFFER) != 0 && (tensor->flags & LG_TENSOR_LAZY) != 0, err, LG_ERR_INVALID,
                   "a buffer may change in any forward pass: LG_TENSOR_LAZY is not for it");
     LG__RETURN_IF(tensor->layout != NULL && tensor->boxes != NULL, err, LG_ERR_INVALID,

@@ -91,6 +91,7 @@ struct lg_save {
     uint64_t block_bytes, buffer_bytes;
     uint64_t header_limit; /* a file's header is cut here: LG__ST_SPLIT_HEADER, less in tests */
     uint32_t unshared;
+    bool fills;                  /* of a launch: what is LG_TENSOR_KEPT is filled only once the launch goes */
     const lg__save_hooks *hooks; /* of a save in the background; NULL in others */
     lg__report *report;          /* see lg__save_keep_report */
     /* One object a layout, so that equal pointers are equal layouts. */
@@ -136,6 +137,7 @@ struct lg__plan_box { /* one tensor box in one file */
     const int64_t *strides;     /* bytes, ndim entries; NULL: packed row-major */
     bool finite_check;
     bool lazy;          /* the memory may be read after lg_save_launch has returned */
+    bool kept;          /* and until the save has ended: not the trainer's */
     const char *tensor; /* for messages */
 };
 

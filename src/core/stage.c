@@ -50,6 +50,7 @@ struct lg__stage {
     lg_status status; /* under the lock, like all below */
     lg_error error;
     uint32_t copying; /* threads that may still read the trainer's memory */
+    lg__ready ready;  /* set before there are any */
     void (*staged)(void *arg);
     void *staged_arg;
 };
@@ -268,13 +269,20 @@ static void one_less_copies(lg__stage *s)
 
 static void *copy_lazy(void *arg)
 {
-    copy_units(arg, true);
-    one_less_copies(arg);
+    lg__stage *s = arg;
+    lg_error err = LG_ERROR_INIT;
+    lg_status status = lg__ready_wait(&s->ready, &s->failed, &err);
+    if (status != LG_OK) {
+        fail(s, status, &err);
+    }
+    copy_units(s, true);
+    one_less_copies(s);
     return NULL;
 }
 
-void lg__stage_start_lazy(lg__stage *s, uint32_t threads, void (*staged)(void *arg), void *arg)
+void lg__stage_start_lazy(lg__stage *s, uint32_t threads, lg__ready ready, void (*staged)(void *arg), void *arg)
 {
+    s->ready = ready;
     s->staged = staged;
     s->staged_arg = arg;
     s->copying = 1; /* this thread, until all are started */

@@ -12,6 +12,7 @@
  * it belongs; what is lazy follows in the background. Digests come when all is
  * copied, so that the trainer has its memory back as soon as can be. */
 
+#include "core/ready.h"
 #include "core/save.h"
 
 /* Memory that the image of a plan takes. UINT64_MAX when it overflows. */
@@ -31,10 +32,10 @@ uint64_t lg__stage_eager_bytes(const lg__stage *s);
 /* Copies what is not lazy: this thread and up to threads - 1 others. */
 lg_status lg__stage_copy_eager(lg__stage *s, uint32_t threads, lg_error *err);
 
-/* Lets `threads` copy what is lazy, in the order of the files. `staged` is called
- * once, by one of them or by this thread, when no memory of the trainer is going
- * to be read any more, also after a failure. */
-void lg__stage_start_lazy(lg__stage *s, uint32_t threads, void (*staged)(void *arg), void *arg);
+/* Lets `threads` copy what is lazy, in the order of the files, once it is ready.
+ * `staged` is called once, by one of them or by this thread, when no memory of the
+ * trainer is going to be read any more, also after a failure. */
+void lg__stage_start_lazy(lg__stage *s, uint32_t threads, lg__ready ready, void (*staged)(void *arg), void *arg);
 
 /* The next part of a file, complete and digested: waits for it. Files and parts
  * come in order: call until *last for each file. The first error of any copying

@@ -66,7 +66,10 @@ static lg_status write_file(const lg_save *save, const char *path, const lg__pla
     }
     LG__TRY(lg__writer_begin(j->writer, path, file->name, &file->header, save->block_bytes, table, err));
     for (size_t i = 0; i < file->n_boxes; i++) {
-        walk w = {.writer = j->writer, .box = &file->boxes[i], .scratch = &j->scratch, .kept = save->hooks == NULL};
+        walk w = {.writer = j->writer,
+                  .box = &file->boxes[i],
+                  .scratch = &j->scratch,
+                  .kept = save->hooks == NULL || file->boxes[i].kept};
         LG__TRY(lg__gather(&file->boxes[i], j->scratch, add_bytes, &w, err));
         if (save->hooks != NULL && save->hooks->gathered != NULL) {
             save->hooks->gathered(&file->boxes[i], save->hooks->arg);
