@@ -7,8 +7,12 @@ Arrays and nested state in one call each::
     tree = lastgood.load("runs/a")
     rows = lastgood.open("runs/a")["w"][16:32]
 
-A training run on any number of ranks: :class:`Session`. docs/python.md has both.
+A PyTorch training run that is taken up again where it was, on any number of ranks: :class:`Checkpointer`
+(docs/first-checkpoint.md); the level below it: :class:`Session` (docs/python.md).
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from lastgood import tagged
 from lastgood._core import ffi as _ffi
@@ -58,12 +62,20 @@ from lastgood.session import Resumed, Session, SessionStatus, Skipped
 from lastgood.simple import Loaded, Mismatch, load, load_into, open, save
 from lastgood.verify import Problem, Verified
 
+if TYPE_CHECKING:
+    from lastgood import data, random
+    from lastgood.checkpointer import Checkpointer
+    from lastgood.run import Run
+    from lastgood.state import EMA, PerRank, State
+
 __version__: str = _ffi.string(_lib.lg_version()).decode()
 
 __all__ = [
+    "EMA",
     "Box",
     "CancelledError",
     "Checkpoint",
+    "Checkpointer",
     "Communicator",
     "CommunicatorError",
     "ConflictError",
@@ -91,12 +103,14 @@ __all__ = [
     "NotFoundError",
     "OtherRunError",
     "OutOfMemoryError",
+    "PerRank",
     "PermissionDeniedError",
     "Problem",
     "ProtectedError",
     "Pruned",
     "RawArray",
     "Resumed",
+    "Run",
     "SafetensorsFile",
     "Sampler",
     "Save",
@@ -105,6 +119,7 @@ __all__ = [
     "SessionStatus",
     "Skipped",
     "Split",
+    "State",
     "StateError",
     "Status",
     "StoreError",
@@ -118,12 +133,14 @@ __all__ = [
     "Verified",
     "VersionError",
     "WorldError",
+    "data",
     "entries",
     "load",
     "load_into",
     "open",
     "pin",
     "prune",
+    "random",
     "remove",
     "rollback",
     "save",
@@ -131,3 +148,27 @@ __all__ = [
     "tagged",
     "unpin",
 ]
+
+# What needs torch is imported when it is asked for.
+_LATER = {
+    "Checkpointer": "checkpointer",
+    "EMA": "state",
+    "PerRank": "state",
+    "Run": "run",
+    "State": "state",
+    "data": "",
+    "random": "",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'lastgood' has no attribute {name!r}")
+    module = importlib.import_module(f"lastgood.{_LATER[name] or name}")
+    found = getattr(module, name) if _LATER[name] else module
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

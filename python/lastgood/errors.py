@@ -329,6 +329,12 @@ def status_of(number: int) -> Status:
         return Status.INTERNAL
 
 
+def of_status(number: int, message: str, rank: int | None = None) -> Error:
+    """The exception for a status, with a text of ours."""
+    status = status_of(number)
+    return _CLASSES.get(status, Error)(message, status, None, rank)
+
+
 def error_of(number: int, err: Any) -> Error:
     """The exception for a status and the ``lg_error *`` that came with it."""
     status = status_of(number)

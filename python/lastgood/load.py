@@ -111,6 +111,11 @@ class Load:
                 self._written.append(array)
         return arrays.describe(name, array, to_write=True)
 
+    @property
+    def written(self) -> list[Any]:
+        """Torch tensors in host memory that are read into; views of what was given, maybe."""
+        return self._written
+
     def deliver(self) -> None:
         """Once all is read: copies what was staged to its device, and tells autograd which tensors have changed."""
         torch = dtypes.imported("torch")

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of two ranks: what one of them meets, all are told."""
+
+import os
+import signal
+import time
+
+import lastgood
+import torch
+from lastgood.checkpointer import Checkpointer
+from test_gloo import on_processes
+from torch import nn
+from training import Loader, State
+
+
+class Trainer:
+    def __init__(self, cls=State, **more):
+        torch.manual_seed(1)
+        self.model = nn.Linear(4, 4)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.loader = Loader(1000, 2)
+        self.state = cls(model=self.model, optim=self.optimizer, loader=self.loader, random=False, **more)
+
+    def train(self, batches):
+        for b in batches:
+            self.model(b.float().unsqueeze(1).expand(-1, 4) / 100).square().mean().backward()
+        for p in self.model.parameters():  # as DDP does
+            torch.distributed.all_reduce(p.grad)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def told(work):
+    """What a call raises, as text."""
+    try:
+        work()
+    except lastgood.Error as why:
+        return f"{type(why).__name__}: {why}"
+    except Exception as why:
+        return f"not ours: {type(why).__name__}: {why}"
+    return None
+
+
+class Fails(State):
+    """Cannot be restored on rank 1."""
+
+    def restore(self, of):
+        super().restore(of)
+        of.notes.append(f"a note of {of.ranks.rank}")
+        if of.ranks.rank == 1 and self.vars.get("broken"):
+            raise RuntimeError("the card is gone")
+
+
+def errors(rank, root):
+    found = {}
+    trainer = Trainer(Fails)
+
+    def bad_init():
+        if rank == 1:
+            raise ValueError("no seed")
+
+    with Checkpointer(root, every=1, timeout=60) as ckpt:
+        assert ckpt.ranks.world == 2
+        found["init"] = told(lambda: ckpt.resume(trainer.state, init=bad_init))
+        run = ckpt.resume(trainer.state, init=lambda: None)
+        seen = []
+        for batches in run.steps(3, accumulate=2):
+            trainer.train(batches)
+            seen += [b.tolist() for b in batches]
+            # The ranks' losses differ, and are no conflict.
+            ckpt.step(trainer.state, metrics={"loss": float(rank)})
+        found["seen"] = seen
+        # A gradient on one rank only.
+        trainer.train(next(ckpt.batches(1)))
+        if rank == 1:
+            trainer.model.weight.grad = torch.ones(4, 4)
+        found["gradient"] = told(lambda: ckpt.save(trainer.state, step=4))
+        trainer.optimizer.zero_grad()
+        trainer.loader.last_samples = 0
+        # The ranks are at different steps.
+        found["steps"] = told(lambda: ckpt.save(trainer.state, step=5 + rank))
+        trainer.state.vars["broken"] = True
+        ckpt.save(trainer.state, step=9)
+    with Checkpointer(root, timeout=60) as ckpt:
+        found["restore"] = told(lambda: ckpt.resume(trainer.state))
+        found["notes"] = ckpt.resume(trainer.state, step=3).notes
+    return found
+
+
+def test_k06_f098_what_one_rank_raises_reaches_all(root, tmp_path):
+    found = on_processes(2, tmp_path, errors, str(root))
+    assert not any(isinstance(f, BaseException) for f in found), found
+    a, b = found
+    assert a["init"] == "CancelledError: rank 1: init: ValueError: no seed"
+    assert b["init"] == "not ours: ValueError: no seed"
+    assert "weight with gradients" in a["gradient"]
+    assert "weight with gradients" in b["gradient"]
+    assert a["steps"] == b["steps"]
+    assert "ConflictError" in a["steps"]
+    assert a["restore"] == "CancelledError: rank 1: restoring the state: RuntimeError: the card is gone"
+    assert b["restore"] == "not ours: RuntimeError: the card is gone"
+    assert a["notes"] == b["notes"] == ("a note of 0", "rank 1: a note of 1")
+    samples = [n for f in found for batch in f["seen"] for n in batch]
+    assert sorted(samples) == sorted(lastgood.Sampler(1000).peek(2 * 2 * 2 * 3))
+    assert lastgood.open(f"{root}@3").state["metrics"] == {"loss": 0.0}
+    assert [e.step for e in lastgood.entries(root)] == [9, 3, 2, 1]
+
+
+def background_failure(rank, root):
+    trainer = Trainer()
+
+    class Keys:
+        """Rank 1 cannot tell that it has written."""
+
+        broken = True
+
+        def __init__(self):
+            from lastgood.pytorch import StoreKeys
+
+            self.keys = StoreKeys()
+
+        def set(self, key, value):
+            if self.broken and rank == 1:
+                raise OSError("the switch is off")
+            self.keys.set(key, value)
+
+        def get(self, key):
+            return self.keys.get(key)
+
+    keys = Keys()
+    errors = []
+    with Checkpointer(root, every=1, timeout=10, kv=keys) as ckpt:
+        for batches in ckpt.resume(trainer.state).steps(4):
+            trainer.train(batches)
+            errors.append(told(lambda: ckpt.step(trainer.state)))
+            ckpt.session.drain(30)
+            keys.broken = False
+    return errors
+
+
+def test_k04_f065_k06_f100_a_failure_in_the_background_is_raised_on_every_rank(root, tmp_path):
+    found = on_processes(2, tmp_path, background_failure, str(root))
+    assert not any(isinstance(f, BaseException) for f in found), found
+    assert found[0] == found[1]
+    assert [e is None for e in found[0]] == [True, False, True, True]
+    assert "step 1" in found[0][1]
+    assert "rank 1" in found[0][1]
+    assert [e.step for e in lastgood.entries(root)] == [4, 3]
+
+
+def only_rank_0(rank, root):
+    trainer = Trainer()
+    with Checkpointer(root, timeout=3) as ckpt:
+        ckpt.resume(trainer.state)
+        if rank == 0:
+            began = time.monotonic()
+            return told(lambda: ckpt.save(trainer.state)), time.monotonic() - began
+        time.sleep(8)
+    return None
+
+
+def test_k06_f103_saving_on_one_rank_alone_times_out_and_names_the_others(root, tmp_path):
+    found = on_processes(2, tmp_path, only_rank_0, str(root))
+    text, seconds = found[0]
+    assert text.startswith("TimeoutError")
+    assert "rank 1 did not arrive" in text
+    assert seconds < 8
+
+
+def preempted(rank, root):
+    trainer = Trainer()
+    with Checkpointer(root, timeout=60, grace="20s") as ckpt:
+        for batches in ckpt.resume(trainer.state).steps(100_000):
+            trainer.train(batches)
+            if rank == 1 and ckpt.completed == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            ckpt.step(trainer.state)
+        return ckpt.stopping, ckpt.completed, [e.step for e in lastgood.entries(root)]
+
+
+def test_k20_a_signal_on_one_rank_ends_all_after_the_same_step(root, tmp_path):
+    found = on_processes(2, tmp_path, preempted, str(root))
+    assert not any(isinstance(f, BaseException) for f in found), found
+    assert found[0] == found[1]
+    stopping, completed, steps = found[0]
+    assert stopping
+    assert steps == [completed]
