@@ -148,14 +148,18 @@ static lg_group group_of(const lg__save_tensor *t)
     return lg__file_group(t->group, t->dtype, copies);
 }
 
-static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
+static uintptr_t distance(const void *from, const void *to) { return (uintptr_t)to - (uintptr_t)from; }
+
+static lg_status add_tensor(draft *d, size_t source, lg_error *err)
 {
+    const lg__save_tensor *t = &d->save->tensors[source];
     const bool irregular = t->placement == LG__PLACE_BOXES;
     LG__RETURN_IF(!irregular && t->layout == NULL, err, LG_ERR_INTERNAL, "tensor \"%s\" has no layout yet", t->name);
     const lg_group group = group_of(t);
     lg__plan_box box = {.key = t->name,
                         .tensor = t->name,
                         .dtype = t->dtype,
+                        .source = source,
                         .finite_check = (d->save->flags & LG_SAVE_FINITE) != 0,
                         .lazy = (t->flags & LG_TENSOR_LAZY) != 0};
     if (group == LG_GROUP_RAW && (box.key = prefixed(d->plan->arena, LG__RAW_TENSOR_PREFIX, t->name)) == NULL) {
@@ -166,6 +170,7 @@ static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
             box.box = t->boxes[i].box;
             box.data = t->boxes[i].data;
             box.strides = t->boxes[i].strides;
+            box.number = i;
             LG__TRY(add_box(d, group, i, &box, err));
         }
         return LG_OK;
@@ -181,6 +186,7 @@ static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
         memcpy(box.box.size, pieces[i].box.size, t->ndim * sizeof *box.box.size);
         status = lg__plan_source(t, &pieces[i], d->plan->arena, &box, err);
         if (status == LG_OK) {
+            box.behind = distance(t->data, box.data);
             status = add_box(d, group, i, &box, err);
         }
     }
@@ -188,11 +194,13 @@ static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
     return status;
 }
 
-static lg_status add_blob(draft *d, const lg__save_blob *blob, lg_error *err)
+static lg_status add_blob(draft *d, size_t i, lg_error *err)
 {
+    const lg__save_blob *blob = &d->save->blobs[i];
     lg__plan_box box = {.key = prefixed(d->plan->arena, LG__RAW_BYTES_PREFIX, blob->key),
                         .tensor = blob->key,
                         .dtype = LG_U8,
+                        .source = d->save->n_tensors + i,
                         .lazy = true, /* the save's own copy */
                         .data = blob->data};
     if (box.key == NULL) {
@@ -264,6 +272,16 @@ static void sort_boxes(lg__plan_box *boxes, const lg__st_entry *entries, size_t 
     }
 }
 
+void lg__plan_meta(const lg_save *save, const lg__save_ids *ids, lg__file_meta *out)
+{
+    snprintf(out->step, sizeof out->step, "%" PRIu64, save->step);
+    snprintf(out->rank, sizeof out->rank, "%u", save->rank);
+    out->all[0] = (lg__st_meta){"lastgood.run", ids->run_id};
+    out->all[1] = (lg__st_meta){"lastgood.attempt", ids->attempt};
+    out->all[2] = (lg__st_meta){"lastgood.step", out->step};
+    out->all[3] = (lg__st_meta){"lastgood.rank", out->rank};
+}
+
 /* One file of boxes [from, from + n) of a bucket, which it sorts. */
 static lg_status make_file(draft *d, lg_group group, lg__plan_box *boxes, size_t n, lg_error *err)
 {
@@ -286,15 +304,10 @@ static lg_status make_file(draft *d, lg_group group, lg__plan_box *boxes, size_t
     lg__buf_init(&file->header, (size_t)LG__ST_MAX_HEADER + 8);
     p->n_files++; /* from here on lg__plan_free frees the header */
 
-    char step[24], rank[12];
-    snprintf(step, sizeof step, "%" PRIu64, d->save->step);
-    snprintf(rank, sizeof rank, "%u", d->save->rank);
-    const lg__st_meta meta[] = {{"lastgood.run", d->ids->run_id},
-                                {"lastgood.attempt", d->ids->attempt},
-                                {"lastgood.step", step},
-                                {"lastgood.rank", rank}};
-    LG__TRY(lg__st_plan(d->entries, n, meta, sizeof meta / sizeof *meta, false, LG__ST_DATA_ALIGN, &file->header,
-                        &file->data_bytes, err));
+    lg__file_meta meta;
+    lg__plan_meta(d->save, d->ids, &meta);
+    LG__TRY(lg__st_plan_renewable(d->entries, n, meta.all, sizeof meta.all / sizeof *meta.all, false, LG__ST_DATA_ALIGN,
+                                  &file->header, &file->members, &file->data_bytes, err));
     LG__TRY(lg__buf_check(&file->header, "a file's header", err));
     size_t *order = lg__malloc(n * sizeof *order);
     if (order == NULL) {
@@ -414,11 +427,11 @@ static lg_status make(draft *d, lg_error *err)
     LG__TRY(reserve_first(d, err));
     for (size_t i = 0; i < save->n_tensors; i++) {
         if (save->tensors[i].stored) {
-            LG__TRY(add_tensor(d, &save->tensors[i], err));
+            LG__TRY(add_tensor(d, i, err));
         }
     }
     for (size_t i = 0; i < save->n_blobs; i++) {
-        LG__TRY(add_blob(d, &save->blobs[i], err));
+        LG__TRY(add_blob(d, i, err));
     }
     for (int g = 0; g < LG_GROUP_COUNT; g++) {
         LG__TRY(make_group(d, (lg_group)g, err));
@@ -458,6 +471,7 @@ void lg__plan_free(lg__plan *p)
     }
     lg__free(p->memory);
     lg__free(p->files);
+    lg__buf_free(&p->description);
     lg__arena_free(p->arena);
     lg__free(p);
 }
