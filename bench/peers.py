@@ -23,6 +23,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -403,6 +404,8 @@ class Bench:
         folder.mkdir()
         sections, size = ranks.measure(folder, self.rounds, self.options.quick)
         self.found["sections"] |= sections
+        for package in ("lastgood", "torch"):
+            self.found["versions"].setdefault(package, importlib.metadata.version(package))
         self.found["states"]["ranks"] = {"tensors": len(big_forms(self.options.quick)), "bytes": size}
         self.say(f"ranks: {self.rounds} rounds in {time.monotonic() - began:.0f} s")
 

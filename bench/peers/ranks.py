@@ -13,6 +13,7 @@ import logging
 import multiprocessing
 import os
 import random
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -208,10 +209,12 @@ class Rank:
     def timed(self, work: Callable[[], Any]) -> Sample:
         """All ranks together: the slowest one's seconds, everybody's processor time, the most memory of one."""
         meter = Meter()
-        dist.barrier()
         meter.start()
+        dist.barrier()
+        began = time.perf_counter()
         work()
-        mine = meter.stop()
+        seconds = time.perf_counter() - began
+        mine = {**meter.stop(), "seconds": seconds}
         every: list[Any] = [None] * self.world
         dist.all_gather_object(every, mine)
         return {
@@ -280,14 +283,14 @@ class Rank:
             self.save(tool, parts, kept(tool.name, self.world), keep=True)
 
     def run(self, sources: tuple[int, ...], saves: bool) -> Sections:
-        """All that this number of ranks does."""
+        """All that is measured on this number of ranks."""
         found: Sections = {}
         if saves:
             parts = make_parts(self.forms, self.rank, self.world, self.noise)
             rows = self.in_turns(self.tools, lambda t, n: self.save(t, parts, f"{t.name}-now", keep=False))
             found[f"ranks {self.world} save"] = {"save": rows}
             del parts
-        self.keep()
+            self.keep()
         target = make_parts(self.forms, self.rank, self.world, None)
         for source in sources:
             cold = self.in_turns(self.tools, lambda t, n, s=source: self.load(t, target, s, True))
