@@ -396,7 +396,7 @@ static void k16_f271_the_second_plan_takes_a_tenth_and_one_shape_that_changes_ma
 static void k07_a_plan_of_more_than_32_mib_is_not_kept(void **state)
 {
     (void)state;
-    lg_save *save = many(60000, 1);
+    lg_save *save = many(100000, 1);
     lg__plan *kept = NULL, *plan = NULL;
     assert_ok(lg__plan_get(&kept, save, &kit_ids, &plan, err));
     lg__plan_keep(&kept, plan, save);

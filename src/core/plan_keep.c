@@ -199,7 +199,11 @@ static size_t size_of(const lg__plan *p, const lg_save *save)
 {
     size_t bytes = save->n_tensors * sizeof *p->tensors;
     for (size_t i = 0; i < p->n_files; i++) {
-        bytes += p->files[i].n_boxes * sizeof *p->files[i].boxes + p->files[i].header.cap;
+        const lg__plan_file *f = &p->files[i];
+        bytes += f->n_boxes * sizeof *f->boxes + f->header.cap;
+        for (size_t k = 0; k < f->n_boxes; k++) {
+            bytes += 2 * f->boxes[k].box.ndim * sizeof(uint64_t);
+        }
     }
     return bytes;
 }

@@ -126,10 +126,28 @@ lg_status lg__save_intern(lg_save *save, lg_layout **layout, lg_error *err);
 
 /* ---- plan.c */
 
+/* A region whose numbers lie elsewhere: a lg__region has room for the most
+ * dimensions, and there are many boxes. */
+typedef struct lg__extent {
+    uint32_t ndim;
+    const uint64_t *offset, *size; /* ndim entries */
+} lg__extent;
+
+static inline lg__region lg__extent_region(const lg__extent *e)
+{
+    lg__region r;
+    r.ndim = e->ndim;
+    for (uint32_t d = 0; d < e->ndim; d++) {
+        r.offset[d] = e->offset[d];
+        r.size[d] = e->size[d];
+    }
+    return r;
+}
+
 struct lg__plan_box { /* one tensor box in one file */
     const char *key;  /* in the file */
     lg_dtype dtype;
-    lg__region box;             /* global */
+    lg__extent box;             /* global */
     const void *data;           /* base for runs */
     const uint64_t *mem_origin; /* see lg__run_walk; NULL: box.offset */
     const uint64_t *mem_size;   /* NULL: box.size */

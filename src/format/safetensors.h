@@ -64,6 +64,7 @@ typedef struct lg__st_entry {
     const uint64_t *shape;  /* of the box */
     const uint64_t *offset; /* saved_offsets, ndim entries; NULL: all 0 */
     uint64_t begin, end;    /* set by lg__st_plan */
+    size_t number;          /* the caller's own */
 } lg__st_entry;
 
 typedef struct lg__st_meta {
