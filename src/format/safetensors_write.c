@@ -327,14 +327,14 @@ lg_status lg__st_plan_renewable(lg__st_entry *entries, size_t n, const lg__st_me
     }
     LG__TRY(lg__buf_check(out, "header", err));
     size_t start = out->len;
-    lg__st_place place = {0};
-    lg_status status = write_header(out, entries, n, meta, n_meta, plain, align, &place, err);
+    lg__st_place where = {0};
+    lg_status status = write_header(out, entries, n, meta, n_meta, plain, align, &where, err);
     if (status != LG_OK) {
         out->len = start;
         out->failed = out->too_long = false;
         return status;
     }
-    *members = place;
+    *members = where;
     *data_bytes = at;
     return LG_OK;
 }
