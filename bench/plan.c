@@ -361,7 +361,8 @@ static void print_json(uint32_t ranks, uint32_t tensors, const figures *f)
 {
     printf("{\"ranks\":%u,\"tensors\":%u,\"seconds\":%.6f,\"manifest_bytes\":%" PRIu64 ",\"peak_bytes\":%" PRIu64
            ",\"cpu_seconds\":%.6f"
-           ",\"describe_seconds\":%.6f,\"plan_seconds\":%.6f,\"plan_again_seconds\":%.6f,\"report_seconds\":%.6f,\"decode_seconds\":%.6f"
+           ",\"describe_seconds\":%.6f,\"plan_seconds\":%.6f,\"plan_again_seconds\":%.6f,\"report_seconds\":%.6f,"
+           "\"decode_seconds\":%.6f"
            ",\"merge_seconds\":%.6f,\"encode_seconds\":%.6f,\"write_seconds\":%.6f,\"report_bytes\":%" PRIu64
            ",\"all_ranks_plan_seconds\":",
            ranks, tensors, waited_for(f), f->manifest_bytes, f->peak_bytes, f->cpu, f->describe, f->plan, f->again,
@@ -375,17 +376,16 @@ static void print_json(uint32_t ranks, uint32_t tensors, const figures *f)
 
 static void print_head(void)
 {
-    printf("%6s %8s %8s %8s | %8s %8s %8s %8s %8s %8s | %9s %9s | %8s %9s %10s\n", "ranks", "tensors", "seconds",
-           "cpu", "plan", "report", "decode", "merge", "encode", "write", "manifest", "peak", "again", "describe",
+    printf("%6s %8s %8s %8s | %8s %8s %8s %8s %8s %8s | %9s %9s | %8s %9s %10s\n", "ranks", "tensors", "seconds", "cpu",
+           "plan", "report", "decode", "merge", "encode", "write", "manifest", "peak", "again", "describe",
            "all ranks");
 }
 
 static void print_row(uint32_t ranks, uint32_t tensors, const figures *f)
 {
-    printf("%6u %8u %8.4f %8.4f | %8.4f %8.4f %8.4f %8.4f %8.4f %8.4f | %6.0f kB %6.0f MB | %8.4f %9.4f ", ranks, tensors,
-           waited_for(f), f->cpu, f->plan, f->report, f->decode, f->merge, f->encode, f->write,
-           (double)f->manifest_bytes / 1e3, (double)f->peak_bytes / 1e6, f->again,
-           f->describe);
+    printf("%6u %8u %8.4f %8.4f | %8.4f %8.4f %8.4f %8.4f %8.4f %8.4f | %6.0f kB %6.0f MB | %8.4f %9.4f ", ranks,
+           tensors, waited_for(f), f->cpu, f->plan, f->report, f->decode, f->merge, f->encode, f->write,
+           (double)f->manifest_bytes / 1e3, (double)f->peak_bytes / 1e6, f->again, f->describe);
     if (f->all_ranks < 0) {
         printf("%10s\n", "-");
     } else {

@@ -667,7 +667,8 @@ static void k07_a_state_that_does_not_fit_the_cap_is_copied_in_windows(void **st
                     data[i][k] = (uint8_t)(k * 7 + k / 251 + (size_t)i * 13 + lazy + step);
                 }
                 memcpy(want[i], data[i], BIG);
-                assert_int_equal(add_big(save, names[i], data[i], (lazy >> i & 1) != 0 ? LG_TENSOR_LAZY : 0, &err), LG_OK);
+                assert_int_equal(add_big(save, names[i], data[i], (lazy >> i & 1) != 0 ? LG_TENSOR_LAZY : 0, &err),
+                                 LG_OK);
             }
             lg_launch_info info;
             assert_int_equal(lg_save_launch(save, NULL, &info, &err), LG_OK);

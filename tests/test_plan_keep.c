@@ -83,8 +83,8 @@ static const void *somewhere(scene *s) { return memory + roll(s, MEMORY / 2 / 8)
 
 static void add_boxes(scene *s, lg_save *save, lg_tensor *t, const thing *x, const int64_t *strides)
 {
-    uint64_t offsets[2][2] = {{0, 0}, {x->middle, 0}}, sizes[2][2] = {{x->middle, x->shape[1]},
-                                                                     {x->shape[0] - x->middle, x->shape[1]}};
+    uint64_t offsets[2][2] = {{0, 0}, {x->middle, 0}},
+             sizes[2][2] = {{x->middle, x->shape[1]}, {x->shape[0] - x->middle, x->shape[1]}};
     lg_box boxes[2];
     for (int i = 0; i < 2; i++) {
         boxes[i] = (lg_box){offsets[i], sizes[i], somewhere(s), x->strided ? strides : NULL};
@@ -217,11 +217,11 @@ static void free_scene(scene *s)
 
 /* ------------------------------------------------------------- what is equal */
 
-#define WANT(s, cond)                                                                                          \
-    do {                                                                                                       \
-        if (!(cond)) {                                                                                         \
-            fail_msg("LASTGOOD_SEED=%llu LASTGOOD_ROUNDS=1: %s", (unsigned long long)(s)->seed, #cond);        \
-        }                                                                                                      \
+#define WANT(s, cond)                                                                                   \
+    do {                                                                                                \
+        if (!(cond)) {                                                                                  \
+            fail_msg("LASTGOOD_SEED=%llu LASTGOOD_ROUNDS=1: %s", (unsigned long long)(s)->seed, #cond); \
+        }                                                                                               \
     } while (0)
 
 static bool same_numbers(const void *a, const void *b, uint32_t n)

@@ -9,6 +9,7 @@ what four and what two have saved; two ranks load what four have saved.
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -147,9 +148,7 @@ class RankDcp(RankTool):
 
     def _state(self, parts: Parts) -> dict[str, Any]:
         rows = [self.tensor.Shard(0)]
-        return {
-            n: self.tensor.DTensor.from_local(p.local, self.mesh, rows, run_check=False) for n, p in parts.items()
-        }
+        return {n: self.tensor.DTensor.from_local(p.local, self.mesh, rows, run_check=False) for n, p in parts.items()}
 
     def save(self, parts: Parts, path: Path) -> None:
         self.dcp.save(self._state(parts), checkpoint_id=path)
@@ -258,7 +257,7 @@ class Rank:
         names = self.draw.sample(sorted(parts), min(8, len(parts)))
         for n in names:
             parts[n].local.view(torch.uint8).fill_(0xAA)
-        self.alone(lambda: forget(path) if cold else touch(path))
+        self.alone(lambda: drop(path) if cold else touch(path))
         found = self.timed(lambda: tool.load(path, parts))
         if not raw:
             check_parts(parts, names, self.rank, self.forms, self.noise)
@@ -305,6 +304,18 @@ def kept(tool: str, world: int) -> str:
     return f"{tool.strip('()').replace(', ', '-')}-of-{world}"
 
 
+def drop(path: Path) -> None:
+    """As :func:`forget`; pages that another rank's processor still holds go at a later try."""
+    for tries in range(5):
+        try:
+            forget(path)
+            return
+        except OSError:
+            if tries == 4:
+                raise
+            os.sync()
+
+
 def sync_one(path: Path) -> None:
     """A file or a folder."""
     fd = os.open(path, os.O_RDONLY)
@@ -323,6 +334,7 @@ def serve(
     """A rank's process."""
     try:
         torch.set_num_threads(1)
+        gc.freeze()  # what was imported need not be looked through before each operation
         dist.init_process_group("gloo", init_method=f"file://{folder}/store-{world}", rank=rank, world_size=world)
         me = Rank(rank, world, folder, rounds, quick)
         found = me.run(sources, saves) if sources else me.keep()
@@ -334,7 +346,9 @@ def serve(
     os._exit(0)  # not through what the parent has set up
 
 
-def group(world: int, folder: Path, rounds: int, quick: bool, sources: tuple[int, ...] = (), saves: bool = False) -> Any:
+def group(
+    world: int, folder: Path, rounds: int, quick: bool, sources: tuple[int, ...] = (), saves: bool = False
+) -> Any:
     """Runs a group of ranks; what the first one found. A rank that fails ends all."""
     context = multiprocessing.get_context("fork")
     queue = context.Queue()

@@ -37,9 +37,18 @@ static void tell_tensor(lg__buf *b, const lg__save_tensor *t)
 {
     const size_t name_bytes = strlen(t->name);
     const uint64_t head[] = {
-        name_bytes,     (uint64_t)t->group, (uint64_t)t->dtype,       t->ndim,
-        t->flags,       t->flat_offset,     (uint64_t)t->placement,   t->stored,
-        t->layout != NULL, t->strides != NULL, t->local_shape != NULL, t->n_boxes,
+        name_bytes,
+        (uint64_t)t->group,
+        (uint64_t)t->dtype,
+        t->ndim,
+        t->flags,
+        t->flat_offset,
+        (uint64_t)t->placement,
+        t->stored,
+        t->layout != NULL,
+        t->strides != NULL,
+        t->local_shape != NULL,
+        t->n_boxes,
         t->alias_of != NULL ? t->root : SIZE_MAX,
     };
     lg__buf_add(b, head, sizeof head);

@@ -60,8 +60,7 @@ static lg_status hash_boxes(hasher *h, const lg__save_tensor *t, const lg__piece
 {
     for (size_t i = 0; i < n; i++) {
         const lg__region *r = &pieces[i].box;
-        lg__plan_box box = {
-            .key = t->name, .tensor = t->name, .dtype = t->dtype, .box = {r->ndim, r->offset, r->size}};
+        lg__plan_box box = {.key = t->name, .tensor = t->name, .dtype = t->dtype, .box = {r->ndim, r->offset, r->size}};
         LG__TRY(lg__plan_source(t, &pieces[i], arena, &box, err));
         LG__TRY(lg__gather(&box, h->scratch, hash_bytes, h, err));
     }

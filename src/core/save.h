@@ -283,8 +283,8 @@ typedef struct lg__written {
  * sums file appears, whose name says that this rank is done. Uses at most
  * save->buffer_bytes of staging. A failed
  * write leaves its files behind for the sweep. */
-lg_status lg__save_write(lg_save *save, lg_store *store, const char *folder, lg__plan *plan,
-                         const lg__save_ids *ids, lg__written *out, lg_error *err);
+lg_status lg__save_write(lg_save *save, lg_store *store, const char *folder, lg__plan *plan, const lg__save_ids *ids,
+                         lg__written *out, lg_error *err);
 
 /* The same for an image of the files in memory; lg__stage_take gives its parts.
  * Hooks are not called. */

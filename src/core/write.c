@@ -252,8 +252,8 @@ static lg_status finish(job *j, lg_save *save, lg_store *store, const char *fold
     return LG_OK;
 }
 
-lg_status lg__save_write(lg_save *save, lg_store *store, const char *folder, lg__plan *plan,
-                         const lg__save_ids *ids, lg__written *out, lg_error *err)
+lg_status lg__save_write(lg_save *save, lg_store *store, const char *folder, lg__plan *plan, const lg__save_ids *ids,
+                         lg__written *out, lg_error *err)
 {
     job j = {0};
     lg_status status = job_init(&j, plan, err);
