@@ -6,6 +6,7 @@
     bench/peers.py --folder DIR           the same, by a Python that has the tools
     bench/peers.py --quick                two minutes, small states, to see that it runs
     bench/peers.py --only save,load --tools "lastgood;DCP"
+    bench/peers.py --only ranks           four ranks, and two; peers/ranks.py
     bench/peers.py --page results.json    only docs/benchmarks-peers.md, of figures that are there
 
 Each tool has a process of its own, forked from one that holds the state and has
@@ -22,6 +23,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -42,11 +44,12 @@ sys.path.insert(0, str(HERE / "peers"))
 # Idle threads of torch's pool sleep: where others compute too, they would only take time from each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import ranks  # noqa: E402
 import torch  # noqa: E402
 from adapters import PEERS, Peer, Skip, Waiter  # noqa: E402
 from measure import Meter, forget, remove, sync_tree, timed, touch  # noqa: E402
 from report import write_page  # noqa: E402
-from state import ONE, ROWS, State, big, check, destination, nbytes, small  # noqa: E402
+from state import ONE, ROWS, State, big, big_forms, check, destination, nbytes, small  # noqa: E402
 
 Result = dict[str, Any]
 
@@ -351,7 +354,11 @@ class Bench:
 
     def run(self) -> None:
         """All sections that were asked for."""
-        only = self.options.only.split(",") if self.options.only else ["save", "load", "train", "small", "partial"]
+        usual = ["save", "load", "train", "small", "partial", *([] if self.options.quick else ["ranks"])]
+        only = self.options.only.split(",") if self.options.only else usual
+        if only == ["ranks"]:
+            self.ranks()
+            return
         state, target = self.state("big")
         if "save" in only:
             self.section(
@@ -385,6 +392,22 @@ class Bench:
             pair: dict[str, tuple[str, Result]] = {"save": ("save", {}), "cold": ("load", {"cold": True})}
             self.section("small", both, state, target, pair)
             self.end()
+            del state, target
+            gc.collect()
+        if "ranks" in only:
+            self.ranks()
+
+    def ranks(self) -> None:
+        """Several ranks together."""
+        began = time.monotonic()
+        folder = self.folder / "ranks"
+        folder.mkdir()
+        sections, size = ranks.measure(folder, self.rounds, self.options.quick)
+        self.found["sections"] |= sections
+        for package in ("lastgood", "torch"):
+            self.found["versions"].setdefault(package, importlib.metadata.version(package))
+        self.found["states"]["ranks"] = {"tensors": len(big_forms(self.options.quick)), "bytes": size}
+        self.say(f"ranks: {self.rounds} rounds in {time.monotonic() - began:.0f} s")
 
 
 def machine(folder: Path) -> dict[str, Any]:
@@ -420,7 +443,7 @@ def main() -> int:
     parser.add_argument("--folder", help="where checkpoints are written; a folder of its own is made in it")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=120, help="for one tool in one section, about")
-    parser.add_argument("--only", help="sections: save,load,partial,train,small")
+    parser.add_argument("--only", help="sections: save,load,partial,train,small,ranks")
     parser.add_argument("--tools", help="names, with semicolons between, or all")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--verbose", action="store_true", help="show what the tools print")

@@ -14,6 +14,7 @@
  *   seconds     the sum of these three, by the clock
  *   cpu         the same in processor time, for machines that are busy
  * and, since a save does not wait for them one after the other,
+ *   again       what the plan of a later save of the same tensors takes
  *   describe    one rank's lg_save_tensor calls
  *   all ranks   the boxes of all ranks, one rank after the other
  * Not in it: data, the start of a save, reading the reports from a file system.
@@ -46,7 +47,7 @@ static const lg__save_ids ids = {.run_id = "0123456789abcdef0123456789abcdef",
                                  .domain = "node-0000"};
 
 typedef struct figures {
-    double describe, plan, report, decode, merge, encode, write;
+    double describe, plan, again, report, decode, merge, encode, write;
     double cpu;       /* of plan, report and coordinate */
     double all_ranks; /* < 0: not measured */
     uint64_t manifest_bytes, report_bytes, peak_bytes;
@@ -172,6 +173,11 @@ static lg__report *make_report(const model *m, uint32_t rank, figures *f, lg__bu
     double t3 = now();
     if (f != NULL) {
         f->describe = t1 - t0, f->plan = t2 - t1, f->report = t3 - t2, f->cpu += cpu() - c1;
+        lg__plan *kept = NULL;
+        lg__plan_keep(&kept, plan, save);
+        double t4 = now();
+        MUST(lg__plan_get(&kept, save, &ids, &plan, err));
+        f->again = now() - t4;
     }
     free(tables);
     lg__report_free(r);
@@ -355,11 +361,12 @@ static void print_json(uint32_t ranks, uint32_t tensors, const figures *f)
 {
     printf("{\"ranks\":%u,\"tensors\":%u,\"seconds\":%.6f,\"manifest_bytes\":%" PRIu64 ",\"peak_bytes\":%" PRIu64
            ",\"cpu_seconds\":%.6f"
-           ",\"describe_seconds\":%.6f,\"plan_seconds\":%.6f,\"report_seconds\":%.6f,\"decode_seconds\":%.6f"
+           ",\"describe_seconds\":%.6f,\"plan_seconds\":%.6f,\"plan_again_seconds\":%.6f,\"report_seconds\":%.6f,"
+           "\"decode_seconds\":%.6f"
            ",\"merge_seconds\":%.6f,\"encode_seconds\":%.6f,\"write_seconds\":%.6f,\"report_bytes\":%" PRIu64
            ",\"all_ranks_plan_seconds\":",
-           ranks, tensors, waited_for(f), f->manifest_bytes, f->peak_bytes, f->cpu, f->describe, f->plan, f->report,
-           f->decode, f->merge, f->encode, f->write, f->report_bytes);
+           ranks, tensors, waited_for(f), f->manifest_bytes, f->peak_bytes, f->cpu, f->describe, f->plan, f->again,
+           f->report, f->decode, f->merge, f->encode, f->write, f->report_bytes);
     if (f->all_ranks < 0) {
         printf("null}\n");
     } else {
@@ -369,15 +376,16 @@ static void print_json(uint32_t ranks, uint32_t tensors, const figures *f)
 
 static void print_head(void)
 {
-    printf("%6s %8s %8s %8s | %8s %8s %8s %8s %8s %8s | %9s %9s | %9s %10s\n", "ranks", "tensors", "seconds", "cpu",
-           "plan", "report", "decode", "merge", "encode", "write", "manifest", "peak", "describe", "all ranks");
+    printf("%6s %8s %8s %8s | %8s %8s %8s %8s %8s %8s | %9s %9s | %8s %9s %10s\n", "ranks", "tensors", "seconds", "cpu",
+           "plan", "report", "decode", "merge", "encode", "write", "manifest", "peak", "again", "describe",
+           "all ranks");
 }
 
 static void print_row(uint32_t ranks, uint32_t tensors, const figures *f)
 {
-    printf("%6u %8u %8.4f %8.4f | %8.4f %8.4f %8.4f %8.4f %8.4f %8.4f | %6.0f kB %6.0f MB | %9.4f ", ranks, tensors,
-           waited_for(f), f->cpu, f->plan, f->report, f->decode, f->merge, f->encode, f->write,
-           (double)f->manifest_bytes / 1e3, (double)f->peak_bytes / 1e6, f->describe);
+    printf("%6u %8u %8.4f %8.4f | %8.4f %8.4f %8.4f %8.4f %8.4f %8.4f | %6.0f kB %6.0f MB | %8.4f %9.4f ", ranks,
+           tensors, waited_for(f), f->cpu, f->plan, f->report, f->decode, f->merge, f->encode, f->write,
+           (double)f->manifest_bytes / 1e3, (double)f->peak_bytes / 1e6, f->again, f->describe);
     if (f->all_ranks < 0) {
         printf("%10s\n", "-");
     } else {

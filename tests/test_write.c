@@ -356,12 +356,13 @@ static void gathering_equals_the_naive_walk_for_random_memory(void **state)
         const lg_dtype dtype = dtypes[below(&rng, 4)];
         int64_t strides[4] = {0};
         uint8_t *first, *packed, *memory = lay_out(&c, dtype, strides, &first, &packed);
-        lg__plan_box box = {
-            .dtype = dtype, .data = first, .strides = strides, .box = lg__region_whole(c.ndim, c.shape)};
+        lg__region where = lg__region_whole(c.ndim, c.shape);
         for (uint32_t d = 0; d < c.ndim; d++) {
-            box.box.offset[d] = 5; /* where it is globally makes no difference */
+            where.offset[d] = 5; /* where it is globally makes no difference */
         }
-        const uint64_t bytes = lg__region_elements(&box.box) * lg_dtype_bits(dtype) / 8;
+        const lg__plan_box box = {
+            .dtype = dtype, .data = first, .strides = strides, .box = {where.ndim, where.offset, where.size}};
+        const uint64_t bytes = lg__region_elements(&where) * lg_dtype_bits(dtype) / 8;
         gathered g = {.bytes = malloc(bytes), .in_order = true};
         const lg__scratch s = {scratch, below(&rng, 4) == 0 ? 100 : sizeof scratch};
         assert_ok(lg__gather(&box, s, keep_bytes, &g, err));

@@ -13,6 +13,7 @@ from measure import interval, median, spread
 Rows = dict[str, list[Any]]
 
 OURS = "lastgood"
+DISK = "(disk, direct)"
 KINDS = {k.name: k for k in PEERS}
 
 INTRODUCTION = """# Benchmarks beside other tools
@@ -222,7 +223,32 @@ def page(found: dict[str, Any]) -> str:
                 *table(rows, [_timing(), ("from disk (× wanted)", _disk), CPU]),
                 *_skipped(found, title),
             ]
+    out += _ranks(found)
     return "\n".join(out).rstrip() + "\n"
+
+
+def _ranks(found: dict[str, Any]) -> list[str]:
+    """The sections of several ranks."""
+    total = found["states"].get("ranks", {}).get("bytes", 1)
+    out: list[str] = []
+    for title, key, heading in (
+        ("ranks 4 save", "save", "## Four ranks save, until durable"),
+        ("ranks 4 to 4", "cold", "## Four ranks load what four have saved, cold"),
+        ("ranks 4 to 4", "warm", "## Four ranks load what four have saved, warm"),
+        ("ranks 2 to 4", "cold", "## Four ranks load what two have saved, cold"),
+        ("ranks 2 to 4", "warm", "## Four ranks load what two have saved, warm"),
+        ("ranks 4 to 2", "cold", "## Two ranks load what four have saved, cold"),
+        ("ranks 4 to 2", "warm", "## Two ranks load what four have saved, warm"),
+    ):
+        rows = _section(found, title, key)
+        if rows:
+            if not out:
+                out += [
+                    f"*Several ranks* below are processes on this machine, over gloo, each with a quarter (or half) of the rows of every tensor of *big* ({_size(total)} in all), as FSDP2 has them. All begin together; seconds are those of the slowest rank, CPU s those of all, memory that of the rank that takes most. {DISK} moves as many bytes by as many processes, each in a file of its own.",
+                    "",
+                ]
+            out += [heading, "", *table(rows, [_timing(), _speed(total), CPU, _memory(total)])]
+    return out
 
 
 def write_page(found: dict[str, Any], path: Path | None) -> None:

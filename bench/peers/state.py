@@ -25,13 +25,21 @@ def _shapes(layers: int, width: int, vocab: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+Forms = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def big_forms(quick: bool) -> Forms:
+    """Shape and dtype of each tensor of :func:`big`; all first dimensions can be halved twice."""
+    shapes = _shapes(2, 256, 1024) if quick else _shapes(12, 1024, 58368)
+    forms: Forms = {n: (s, torch.bfloat16) for n, s in shapes.items()}
+    for moment in ("exp_avg", "exp_avg_sq"):
+        forms |= {f"optim.state.{n}.{moment}": (s, torch.float32) for n, s in shapes.items()}
+    return forms
+
+
 def big(quick: bool) -> State:
     """bf16 weights and fp32 exp_avg and exp_avg_sq of 211.8 million parameters: 261 tensors, 2.1 GB. Quick: 18 MB."""
-    shapes = _shapes(2, 256, 1024) if quick else _shapes(12, 1024, 58368)
-    names: dict[str, tuple[tuple[int, ...], torch.dtype]] = {n: (s, torch.bfloat16) for n, s in shapes.items()}
-    for moment in ("exp_avg", "exp_avg_sq"):
-        names |= {f"optim.state.{n}.{moment}": (s, torch.float32) for n, s in shapes.items()}
-    return _filled(names)
+    return _filled(big_forms(quick))
 
 
 def small(quick: bool) -> State:
@@ -44,7 +52,7 @@ ONE = "optim.state.h.1.mlp.c_fc.weight.exp_avg"
 ROWS = slice(100, 116)
 
 
-def _filled(names: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> State:
+def _filled(names: Forms) -> State:
     """Memory that is touched, with contents that no compression helps. One thread: it is forked afterwards."""
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(1 << 20, generator=generator)

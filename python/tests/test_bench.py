@@ -41,6 +41,28 @@ def test_the_quick_benchmark_measures_every_section_and_writes_a_page(tmp_path):
     assert not [p for p in tmp_path.iterdir() if p.name.startswith("lastgood-peers-")]
 
 
+def test_the_quick_benchmark_of_several_ranks_saves_and_reshards_and_says_how_fast(tmp_path):
+    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    command = [sys.executable, BENCH, "--quick", "--only", "ranks", "--folder", tmp_path]
+    command += ["--json", figures, "--out", page]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(figures.read_text(encoding="utf-8"))
+    loads = {f"ranks {a} to {b}" for a, b in ((4, 4), (2, 4), (4, 2))}
+    assert set(found["sections"]) == {"ranks 4 save", *loads}
+    for title, section in found["sections"].items():
+        assert set(section) == ({"cold", "warm"} if title in loads else {"save"})
+        for key, rows in section.items():
+            assert set(rows) == {"lastgood", "DCP", *([] if key == "warm" else ["(disk, direct)"])}, (title, key)
+            for tool, samples in rows.items():
+                assert len(samples) == 2, (title, key, tool)
+                assert all(s["seconds"] > 0 and s["cpu"] > 0 for s in samples), (title, key, tool)
+    text = page.read_text(encoding="utf-8")
+    assert text.count("## Four ranks") == 5 and text.count("## Two ranks") == 2
+    assert text.count("| **lastgood** |") == 7
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith("lastgood-peers-")]
+
+
 def test_a_ratio_whose_interval_holds_1_is_not_called_faster_or_slower():
     sys.path.insert(0, str(BENCH.parent / "peers"))
     try:

@@ -502,6 +502,7 @@ static lg_status put_aside(lg__background *job, uint64_t most, lg_launch_info *i
         }
     }
     left = info->bytes_staged < most ? info->bytes_staged : most;
+    job->plan->changed = left > 0;
     lg_session *s = job->s;
     if (s->pages_bytes > left) { /* of a launch that fitted: the cap is for all of it */
         release(s);
@@ -586,7 +587,7 @@ static lg_status stage_all(lg__background *job, const lg_launch_options *o, lg_l
 static lg_status prepare(lg__background *job, const lg_launch_options *o, lg_launch_info *info, lg_error *err)
 {
     job->ready = (lg__ready){.at = o->ready, .value = o->ready_value, .deadline_ms = job->s->deadline_ms / 2};
-    LG__TRY(lg__plan_make(job->save, &job->ids, &job->plan, err));
+    LG__TRY(lg__plan_get(&job->s->plan, job->save, &job->ids, &job->plan, err));
     LG__TRY(stage_all(job, o, info, err));
     if ((o->flags & LG_LAUNCH_CHECK_SOURCES) != 0) { /* of what is left in place */
         LG__TRY(digest_before(job, err));
@@ -749,7 +750,7 @@ void lg__background_free(lg__background *job)
         pthread_join(job->thread, NULL);
     }
     lg__stage_free(job->stage);
-    lg__plan_free(job->plan);
+    lg__plan_keep(&job->s->plan, job->plan, job->save);
     lg_save_abort(job->save);
     lg__free(job->sources);
     pthread_cond_destroy(&job->changed);

@@ -411,14 +411,13 @@ static lg_status write_mine(lg_save *save, const attempt *a, const lg__save_ids 
 {
     lg_session *s = save->session;
     lg__plan *plan = NULL;
-    LG__TRY(lg__plan_make(save, ids, &plan, err));
+    LG__TRY(lg__plan_get(&s->plan, save, ids, &plan, err));
     lg_status st = lg__save_write(save, s->store, a->folder, plan, ids, out, err);
-    lg__plan_free(plan);
-    if (st == LG_OK && lg__is_coordinator(s)) {
-        st = lg__commit_attached(save, a, &out->bytes, err);
-    }
+    lg__plan_keep(&s->plan, plan, save);
     if (st == LG_OK) {
-        st = lg__store_sync_dir(s->store, a->folder, err);
+        /* The coordinator syncs the folder in any case: behind the manifest, or before it. */
+        st = lg__is_coordinator(s) ? lg__commit_attached(save, a, &out->bytes, err)
+                                   : lg__store_sync_dir(s->store, a->folder, err);
     }
     return lg__commit_vanished(st, a, err);
 }
@@ -465,8 +464,36 @@ static lg_status gather_outcomes(lg_session *s, lg_status mine, const lg__writte
 
 /* --------------------------------------- steps 2 to 5: on the coordinator */
 
-/* The report that is on the disk, which must be the one that `rank` wrote. `own`:
- * what this process wrote, or NULL; taken when it is the same. */
+/* The text of a report that must be the one that `rank` wrote. */
+static lg_status read_report_text(lg_store *store, lg_file *f, const char *name, uint32_t rank, const lg__written *w,
+                                  lg__report **out, lg_error *err)
+{
+    uint8_t head_bytes[LG__SUMS_HEAD_BYTES], digest[LG__SHA256_BYTES];
+    lg__sums_head head;
+    LG__TRY(lg__store_read(store, f, head_bytes, sizeof head_bytes, 0, err));
+    LG__TRY(lg__sums_head_decode(head_bytes, sizeof head_bytes, w->sums_bytes, &head, err));
+    char *text = lg__malloc(head.report_bytes);
+    if (text == NULL) {
+        return lg__nomem(err);
+    }
+    lg_status st = lg__store_read(store, f, text, head.report_bytes, head.report_at, err);
+    if (st == LG_OK) {
+        st = lg__sha256_of(text, head.report_bytes, digest, err);
+    }
+    if (st == LG_OK && memcmp(digest, w->report, sizeof digest) != 0) {
+        st = lg_error_set(err, LG_ERR_CORRUPT, "%s is not what rank %" PRIu32 " wrote: it holds another report", name,
+                          rank);
+    }
+    if (st == LG_OK) {
+        st = lg__report_decode(text, head.report_bytes, out, err);
+    }
+    lg__free(text);
+    return st;
+}
+
+/* The report that is on the disk. `own`: what this process has just written and
+ * synced, or NULL; it is taken where its file is in place, and not read again,
+ * which would prove no more than what the page cache holds. */
 static lg_status read_report(lg_store *store, const char *folder, uint32_t rank, const lg__written *w, lg__report **own,
                              lg__report **out, lg_error *err)
 {
@@ -476,41 +503,16 @@ static lg_status read_report(lg_store *store, const char *folder, uint32_t rank,
     lg_file *f;
     uint64_t bytes;
     LG__TRY(lg__store_open_file(store, path, &f, &bytes, err));
-    uint8_t head_bytes[LG__SUMS_HEAD_BYTES];
-    lg__sums_head head;
-    char *text = NULL;
     lg_status st = LG_OK;
-    if (bytes != w->sums_bytes || bytes < sizeof head_bytes) {
+    if (bytes != w->sums_bytes || bytes < LG__SUMS_HEAD_BYTES) {
         st = lg_error_set(err, LG_ERR_CORRUPT, "%s has %" PRIu64 " bytes, rank %" PRIu32 " wrote %" PRIu64, name, bytes,
                           rank, w->sums_bytes);
-    }
-    if (st == LG_OK) {
-        st = lg__store_read(store, f, head_bytes, sizeof head_bytes, 0, err);
-    }
-    if (st == LG_OK) {
-        st = lg__sums_head_decode(head_bytes, sizeof head_bytes, bytes, &head, err);
-    }
-    if (st == LG_OK && (text = lg__malloc(head.report_bytes)) == NULL) {
-        st = lg__nomem(err);
-    }
-    if (st == LG_OK) {
-        st = lg__store_read(store, f, text, head.report_bytes, head.report_at, err);
-    }
-    uint8_t digest[LG__SHA256_BYTES];
-    if (st == LG_OK) {
-        st = lg__sha256_of(text, head.report_bytes, digest, err);
-    }
-    if (st == LG_OK && memcmp(digest, w->report, sizeof digest) != 0) {
-        st = lg_error_set(err, LG_ERR_CORRUPT, "%s is not what rank %" PRIu32 " wrote: it holds another report", name,
-                          rank);
-    }
-    if (st == LG_OK && own != NULL && *own != NULL) {
+    } else if (own != NULL && *own != NULL) {
         *out = *own;
         *own = NULL;
-    } else if (st == LG_OK) {
-        st = lg__report_decode(text, head.report_bytes, out, err);
+    } else {
+        st = read_report_text(store, f, name, rank, w, out, err);
     }
-    lg__free(text);
     lg_error ignored = LG_ERROR_INIT;
     lg__store_close(store, f, &ignored);
     return st == LG_OK ? LG_OK : lg_error_wrap(err, "report of rank %" PRIu32, rank);

@@ -135,6 +135,16 @@ static int by_alias(const void *a, const void *b)
     return c != 0 ? c : x->rank < y->rank ? -1 : x->rank > y->rank;
 }
 
+/* Ranks name their tensors in order, so the rows of one rank alone are. */
+static bool in_order(const merge *g)
+{
+    size_t i = 1;
+    while (i < g->n_rows && by_tensor(&g->rows[i - 1], &g->rows[i]) < 0) {
+        i++;
+    }
+    return i >= g->n_rows;
+}
+
 static lg_status collect(merge *g, lg_error *err)
 {
     size_t layouts = 0;
@@ -164,7 +174,9 @@ static lg_status collect(merge *g, lg_error *err)
         }
         LG__TRY(add_layouts(g, r, err));
     }
-    qsort(g->rows, g->n_rows, sizeof *g->rows, by_tensor);
+    if (!in_order(g)) {
+        qsort(g->rows, g->n_rows, sizeof *g->rows, by_tensor);
+    }
     qsort(g->ties, g->n_ties, sizeof *g->ties, by_alias);
     return LG_OK;
 }

@@ -60,12 +60,13 @@ lg_status lg__plan_source(const lg__save_tensor *t, const lg__piece *piece, lg__
 
 lg_status lg__plan_runs(const lg__plan_box *box, lg__run_fn fn, void *arg, lg_error *err)
 {
-    if (lg__region_empty(&box->box)) {
+    const lg__region region = lg__extent_region(&box->box);
+    if (lg__region_empty(&region)) {
         return LG_OK;
     }
     const lg__run_walk walk = {.dtype = box->dtype,
-                               .box = &box->box,
-                               .part = &box->box,
+                               .box = &region,
+                               .part = &region,
                                .mem_origin = box->mem_origin != NULL ? box->mem_origin : box->box.offset,
                                .mem_size = box->mem_size != NULL ? box->mem_size : box->box.size,
                                .strides = box->strides};
@@ -103,15 +104,16 @@ static void draft_free(draft *d)
     lg__free(d->entries);
 }
 
-/* A box takes 600 bytes, of which few dimensions need few. */
-static void copy_box(lg__plan_box *to, const lg__plan_box *from)
+static lg_status keep_extent(draft *d, const lg__region *from, lg__extent *out, lg_error *err)
 {
-    const size_t before = offsetof(lg__plan_box, box), after = before + sizeof from->box;
-    memcpy(to, from, before);
-    to->box.ndim = from->box.ndim;
-    memcpy(to->box.offset, from->box.offset, from->box.ndim * sizeof *from->box.offset);
-    memcpy(to->box.size, from->box.size, from->box.ndim * sizeof *from->box.size);
-    memcpy((char *)to + after, (const char *)from + after, sizeof *from - after);
+    uint64_t *dims = lg__arena_array(d->plan->arena, 2 * (size_t)from->ndim, sizeof *dims);
+    if (dims == NULL) {
+        return lg__nomem(err);
+    }
+    memcpy(dims, from->offset, from->ndim * sizeof *dims);
+    memcpy(dims + from->ndim, from->size, from->ndim * sizeof *dims);
+    *out = (lg__extent){.ndim = from->ndim, .offset = dims, .size = dims + from->ndim};
+    return LG_OK;
 }
 
 static lg_status add_box(draft *d, lg_group group, size_t number, const lg__plan_box *box, lg_error *err)
@@ -126,7 +128,7 @@ static lg_status add_box(draft *d, lg_group group, size_t number, const lg__plan
     if (!lg__grow((void **)&to->boxes, &to->cap, to->n, sizeof *to->boxes)) {
         return lg__nomem(err);
     }
-    copy_box(&to->boxes[to->n++], box);
+    to->boxes[to->n++] = *box;
     d->n_boxes++;
     return LG_OK;
 }
@@ -148,14 +150,18 @@ static lg_group group_of(const lg__save_tensor *t)
     return lg__file_group(t->group, t->dtype, copies);
 }
 
-static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
+static uintptr_t distance(const void *from, const void *to) { return (uintptr_t)to - (uintptr_t)from; }
+
+static lg_status add_tensor(draft *d, size_t source, lg_error *err)
 {
+    const lg__save_tensor *t = &d->save->tensors[source];
     const bool irregular = t->placement == LG__PLACE_BOXES;
     LG__RETURN_IF(!irregular && t->layout == NULL, err, LG_ERR_INTERNAL, "tensor \"%s\" has no layout yet", t->name);
     const lg_group group = group_of(t);
     lg__plan_box box = {.key = t->name,
                         .tensor = t->name,
                         .dtype = t->dtype,
+                        .source = source,
                         .finite_check = (d->save->flags & LG_SAVE_FINITE) != 0,
                         .lazy = (t->flags & (LG_TENSOR_LAZY | LG_TENSOR_KEPT)) != 0,
                         .kept = (t->flags & LG_TENSOR_KEPT) != 0};
@@ -164,9 +170,10 @@ static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
     }
     if (irregular) {
         for (size_t i = 0; i < t->n_boxes; i++) {
-            box.box = t->boxes[i].box;
+            LG__TRY(keep_extent(d, &t->boxes[i].box, &box.box, err));
             box.data = t->boxes[i].data;
             box.strides = t->boxes[i].strides;
+            box.number = i;
             LG__TRY(add_box(d, group, i, &box, err));
         }
         return LG_OK;
@@ -177,11 +184,12 @@ static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
     LG__TRY(lg__layout_written(t->layout, &desc, d->save->rank, &pieces, &n, err));
     lg_status status = LG_OK;
     for (size_t i = 0; i < n && status == LG_OK; i++) {
-        box.box.ndim = pieces[i].box.ndim;
-        memcpy(box.box.offset, pieces[i].box.offset, t->ndim * sizeof *box.box.offset);
-        memcpy(box.box.size, pieces[i].box.size, t->ndim * sizeof *box.box.size);
-        status = lg__plan_source(t, &pieces[i], d->plan->arena, &box, err);
+        status = keep_extent(d, &pieces[i].box, &box.box, err);
         if (status == LG_OK) {
+            status = lg__plan_source(t, &pieces[i], d->plan->arena, &box, err);
+        }
+        if (status == LG_OK) {
+            box.behind = distance(t->data, box.data);
             status = add_box(d, group, i, &box, err);
         }
     }
@@ -189,19 +197,21 @@ static lg_status add_tensor(draft *d, const lg__save_tensor *t, lg_error *err)
     return status;
 }
 
-static lg_status add_blob(draft *d, const lg__save_blob *blob, lg_error *err)
+static lg_status add_blob(draft *d, size_t i, lg_error *err)
 {
+    const lg__save_blob *blob = &d->save->blobs[i];
     lg__plan_box box = {.key = prefixed(d->plan->arena, LG__RAW_BYTES_PREFIX, blob->key),
                         .tensor = blob->key,
                         .dtype = LG_U8,
+                        .source = d->save->n_tensors + i,
                         .lazy = true,
                         .kept = true, /* the save's own copy */
                         .data = blob->data};
     if (box.key == NULL) {
         return lg__nomem(err);
     }
-    box.box.ndim = 1;
-    box.box.size[0] = blob->bytes;
+    const lg__region all = {.ndim = 1, .size = {blob->bytes}};
+    LG__TRY(keep_extent(d, &all, &box.box, err));
     return add_box(d, LG_GROUP_RAW, 0, &box, err);
 }
 
@@ -224,7 +234,7 @@ static lg_status check_header(const lg__plan_file *file, lg_error *err)
         if (strcmp(t->name, file->boxes[i].key) != 0) { /* empty ones share a place */
             t = lg__st_find(h, file->boxes[i].key);
         }
-        const lg__region *box = &file->boxes[i].box;
+        const lg__extent *box = &file->boxes[i].box;
         uint64_t box_bytes = 0;
         same = t != NULL && t->dtype == file->boxes[i].dtype && t->ndim == box->ndim && t->has_offsets &&
                lg__shape_bytes(t->dtype, t->ndim, box->size, &box_bytes, err) == LG_OK && t->begin == at &&
@@ -240,30 +250,29 @@ static lg_status check_header(const lg__plan_file *file, lg_error *err)
     return LG_OK;
 }
 
-/* Puts boxes into the order of the entries, which point into them: along the
- * cycles of the permutation, since boxes are large and many. */
-static void sort_boxes(lg__plan_box *boxes, const lg__st_entry *entries, size_t n, size_t *from)
+/* Puts boxes into the order of their entries. */
+static lg_status sort_boxes(lg__plan_box *boxes, const lg__st_entry *entries, size_t n, lg_error *err)
 {
-    const size_t in_box = offsetof(lg__plan_box, box) + offsetof(lg__region, size);
-    for (size_t i = 0; i < n; i++) {
-        const char *box = (const char *)entries[i].shape - in_box;
-        from[i] = (size_t)(box - (const char *)boxes) / sizeof *boxes;
+    lg__plan_box *sorted = lg__malloc(n * sizeof *sorted);
+    if (sorted == NULL) {
+        return lg__nomem(err);
     }
     for (size_t i = 0; i < n; i++) {
-        if (from[i] == i) {
-            continue;
-        }
-        lg__plan_box first;
-        copy_box(&first, &boxes[i]);
-        size_t to = i;
-        for (size_t next = from[to]; next != i; next = from[to]) {
-            copy_box(&boxes[to], &boxes[next]);
-            from[to] = to;
-            to = next;
-        }
-        copy_box(&boxes[to], &first);
-        from[to] = to;
+        sorted[i] = boxes[entries[i].number];
     }
+    memcpy(boxes, sorted, n * sizeof *sorted);
+    lg__free(sorted);
+    return LG_OK;
+}
+
+void lg__plan_meta(const lg_save *save, const lg__save_ids *ids, lg__file_meta *out)
+{
+    snprintf(out->step, sizeof out->step, "%" PRIu64, save->step);
+    snprintf(out->rank, sizeof out->rank, "%u", save->rank);
+    out->all[0] = (lg__st_meta){"lastgood.run", ids->run_id};
+    out->all[1] = (lg__st_meta){"lastgood.attempt", ids->attempt};
+    out->all[2] = (lg__st_meta){"lastgood.step", out->step};
+    out->all[3] = (lg__st_meta){"lastgood.rank", out->rank};
 }
 
 /* One file of boxes [from, from + n) of a bucket, which it sorts. */
@@ -280,30 +289,24 @@ static lg_status make_file(draft *d, lg_group group, lg__plan_box *boxes, size_t
     }
     for (size_t i = 0; i < n; i++) {
         const lg__plan_box *b = &boxes[i];
-        d->entries[i] = (lg__st_entry){
-            .name = b->key, .dtype = b->dtype, .ndim = b->box.ndim, .shape = b->box.size, .offset = b->box.offset};
+        d->entries[i] = (lg__st_entry){.name = b->key,
+                                       .dtype = b->dtype,
+                                       .ndim = b->box.ndim,
+                                       .shape = b->box.size,
+                                       .offset = b->box.offset,
+                                       .number = i};
     }
     lg__plan_file *file = &p->files[p->n_files];
     *file = (lg__plan_file){.group = group, .n_boxes = n};
     lg__buf_init(&file->header, (size_t)LG__ST_MAX_HEADER + 8);
     p->n_files++; /* from here on lg__plan_free frees the header */
 
-    char step[24], rank[12];
-    snprintf(step, sizeof step, "%" PRIu64, d->save->step);
-    snprintf(rank, sizeof rank, "%u", d->save->rank);
-    const lg__st_meta meta[] = {{"lastgood.run", d->ids->run_id},
-                                {"lastgood.attempt", d->ids->attempt},
-                                {"lastgood.step", step},
-                                {"lastgood.rank", rank}};
-    LG__TRY(lg__st_plan(d->entries, n, meta, sizeof meta / sizeof *meta, false, LG__ST_DATA_ALIGN, &file->header,
-                        &file->data_bytes, err));
+    lg__file_meta meta;
+    lg__plan_meta(d->save, d->ids, &meta);
+    LG__TRY(lg__st_plan_renewable(d->entries, n, meta.all, sizeof meta.all / sizeof *meta.all, false, LG__ST_DATA_ALIGN,
+                                  &file->header, &file->members, &file->data_bytes, err));
     LG__TRY(lg__buf_check(&file->header, "a file's header", err));
-    size_t *order = lg__malloc(n * sizeof *order);
-    if (order == NULL) {
-        return lg__nomem(err);
-    }
-    sort_boxes(boxes, d->entries, n, order);
-    lg__free(order);
+    LG__TRY(sort_boxes(boxes, d->entries, n, err));
     file->boxes = boxes;
     LG__TRY(check_header(file, err));
     d->n_in_files += n;
@@ -416,11 +419,11 @@ static lg_status make(draft *d, lg_error *err)
     LG__TRY(reserve_first(d, err));
     for (size_t i = 0; i < save->n_tensors; i++) {
         if (save->tensors[i].stored) {
-            LG__TRY(add_tensor(d, &save->tensors[i], err));
+            LG__TRY(add_tensor(d, i, err));
         }
     }
     for (size_t i = 0; i < save->n_blobs; i++) {
-        LG__TRY(add_blob(d, &save->blobs[i], err));
+        LG__TRY(add_blob(d, i, err));
     }
     for (int g = 0; g < LG_GROUP_COUNT; g++) {
         LG__TRY(make_group(d, (lg_group)g, err));
@@ -460,6 +463,7 @@ void lg__plan_free(lg__plan *p)
     }
     lg__free(p->memory);
     lg__free(p->files);
+    lg__buf_free(&p->description);
     lg__arena_free(p->arena);
     lg__free(p);
 }

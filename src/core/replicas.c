@@ -59,7 +59,8 @@ static lg_status hash_boxes(hasher *h, const lg__save_tensor *t, const lg__piece
                             lg_error *err)
 {
     for (size_t i = 0; i < n; i++) {
-        lg__plan_box box = {.key = t->name, .tensor = t->name, .dtype = t->dtype, .box = pieces[i].box};
+        const lg__region *r = &pieces[i].box;
+        lg__plan_box box = {.key = t->name, .tensor = t->name, .dtype = t->dtype, .box = {r->ndim, r->offset, r->size}};
         LG__TRY(lg__plan_source(t, &pieces[i], arena, &box, err));
         LG__TRY(lg__gather(&box, h->scratch, hash_bytes, h, err));
     }
@@ -83,11 +84,12 @@ static lg_status digest_whole(hasher *h, lg__save_tensor *t, lg_error *err)
     }
     lg__buf_free(&description);
     LG__TRY(status);
+    static const uint64_t nowhere[LG_MAX_NDIM];
     lg__plan_box box = {.tensor = t->name,
                         .dtype = t->dtype,
                         .data = t->data,
                         .strides = t->strides,
-                        .box = lg__region_whole(t->ndim, t->shape)};
+                        .box = {t->ndim, nowhere, t->shape}};
     LG__TRY(lg__gather(&box, h->scratch, hash_bytes, h, err));
     LG__TRY(hash_flush(h, err));
     LG__TRY(end_digest(h, t->digest, err));

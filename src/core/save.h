@@ -4,7 +4,7 @@
 
 /* What one rank saves: collected by the public lg_save_… calls (save.c),
  * compared between ranks where it is undeclared (replicas.c), planned into
- * files (plan.c), written with checksums (write.c) and reported. The order of
+ * files (plan.c, plan_keep.c), written with checksums (write.c) and reported. The order of
  * the commit is commit.c's alone. */
 
 #include "base/buf.h"
@@ -127,10 +127,28 @@ lg_status lg__save_intern(lg_save *save, lg_layout **layout, lg_error *err);
 
 /* ---- plan.c */
 
+/* A region whose numbers lie elsewhere: a lg__region has room for the most
+ * dimensions, and there are many boxes. */
+typedef struct lg__extent {
+    uint32_t ndim;
+    const uint64_t *offset, *size; /* ndim entries */
+} lg__extent;
+
+static inline lg__region lg__extent_region(const lg__extent *e)
+{
+    lg__region r;
+    r.ndim = e->ndim;
+    for (uint32_t d = 0; d < e->ndim; d++) {
+        r.offset[d] = e->offset[d];
+        r.size[d] = e->size[d];
+    }
+    return r;
+}
+
 struct lg__plan_box { /* one tensor box in one file */
     const char *key;  /* in the file */
     lg_dtype dtype;
-    lg__region box;             /* global */
+    lg__extent box;             /* global */
     const void *data;           /* base for runs */
     const uint64_t *mem_origin; /* see lg__run_walk; NULL: box.offset */
     const uint64_t *mem_size;   /* NULL: box.size */
@@ -139,17 +157,31 @@ struct lg__plan_box { /* one tensor box in one file */
     bool lazy;          /* the memory may be read after lg_save_launch has returned */
     bool kept;          /* and until the save has ended: not the trainer's */
     const char *tensor; /* for messages */
+    /* Whose memory it is, for a later save of the same tensors: the save's tensor,
+     * or behind those its per-rank bytes; which box of an irregular tensor; and
+     * how far behind the beginning of that memory `data` is. */
+    size_t source, number;
+    uintptr_t behind;
 };
 
 typedef struct lg__plan_file {
     char name[LG__NAME_MAX];
     lg_group group;
     uint32_t number;
-    lg__buf header; /* 8 + N bytes */
+    lg__buf header;       /* 8 + N bytes */
+    lg__st_place members; /* of the header: run, attempt, step, rank */
+    uint32_t fixed_crc;   /* of a plan that is kept: of the header without them and without its padding */
     uint64_t data_bytes;
     lg__plan_box *boxes; /* in the file's order, contiguous from 0 */
     size_t n_boxes;
 } lg__plan_file;
+
+/* What the report says of one of the save's tensors. */
+typedef struct lg__plan_tensor {
+    uint64_t fingerprint; /* of a stored one */
+    uint64_t tie;         /* of an alias */
+    size_t row;           /* of a stored one that this rank describes: rows are in order of names */
+} lg__plan_tensor;
 
 typedef struct lg__plan {
     lg__arena *arena;
@@ -158,6 +190,9 @@ typedef struct lg__plan {
     uint64_t bytes; /* of all files */
     void **memory;  /* of the boxes */
     size_t n_memory;
+    lg__plan_tensor *tensors; /* one for each of the save's, made with the first report; NULL before */
+    lg__buf description;      /* of a plan that is kept: see plan_keep.c */
+    bool changed;             /* boxes are no longer as planned: not to be kept */
 } lg__plan;
 
 /* What goes into each file's metadata and into the report. */
@@ -172,6 +207,25 @@ typedef struct lg__save_ids {
  * boxes that the layouts give this rank. */
 lg_status lg__plan_make(const lg_save *save, const lg__save_ids *ids, lg__plan **out, lg_error *err);
 void lg__plan_free(lg__plan *p);
+
+/* The metadata of this save's files. */
+typedef struct lg__file_meta {
+    char step[24], rank[12];
+    lg__st_meta all[4]; /* point into this and into the ids */
+} lg__file_meta;
+void lg__plan_meta(const lg_save *save, const lg__save_ids *ids, lg__file_meta *out);
+
+/* ---- plan_keep.c: from save to save */
+
+/* As lg__plan_make; but where *kept is of a save of the same tensors (names,
+ * dtypes, shapes, layouts, strides, aliases, keys and lengths of per-rank bytes;
+ * not where they lie in memory), it becomes this save's plan. *kept is NULL
+ * afterwards. */
+lg_status lg__plan_get(lg__plan **kept, const lg_save *save, const lg__save_ids *ids, lg__plan **out, lg_error *err);
+/* Instead of lg__plan_free, when nothing uses the plan of `save` any more: keeps
+ * it for the next save, if it takes no more than LG__PLAN_KEPT_MAX bytes. */
+void lg__plan_keep(lg__plan **kept, lg__plan *plan, const lg_save *save);
+#define LG__PLAN_KEPT_MAX ((size_t)32 << 20)
 
 /* Where the memory of a piece of `t` begins and how it lies: data, mem_origin,
  * mem_size and strides of `out`, whose box is set. The arrays are the save's or
@@ -207,12 +261,11 @@ lg_status lg__tie_fingerprint(const lg__tensor_desc *aliased, const char *alias,
                               lg_error *err);
 
 /* The report of this rank. tables[i] is the digest of file i's table. */
-lg_status lg__save_report(const lg_save *save, const lg__save_ids *ids, const lg__plan *plan,
+lg_status lg__save_report(const lg_save *save, const lg__save_ids *ids, lg__plan *plan,
                           const uint8_t (*tables)[LG__SHA256_BYTES], lg__report **out, lg_error *err);
 
-/* Takes a report that was written: the coordinator compares what it finds on
- * the disk with it by its digest, and need not parse that again. It lives no
- * longer than the save, whose names it has. */
+/* Takes a report that was written: the coordinator need not read and parse its
+ * own again. It lives no longer than the save, whose names it has. */
 void lg__save_keep_report(lg_save *save, lg__report *report);
 
 /* ---- write.c */
@@ -224,19 +277,20 @@ typedef struct lg__written {
 } lg__written;
 
 /* Step 1 of the commit for one rank: creates, writes, closes all files of the
- * plan in `folder`, reading the memory once (gather and CRC32C in one pass);
- * then the sums file under a temporary name; syncs all; renames the sums file
+ * plan in `folder`, reading the memory once (gather and CRC32C in one pass),
+ * and the sums file under a temporary name, all synced beside each other; then
+ * renames the sums file
  * into place (plain create when the store cannot rename files). The caller
  * syncs the folder; in a save in the background (hooks) it is synced before the
  * sums file appears, whose name says that this rank is done. Uses at most
  * save->buffer_bytes of staging. A failed
  * write leaves its files behind for the sweep. */
-lg_status lg__save_write(lg_save *save, lg_store *store, const char *folder, const lg__plan *plan,
-                         const lg__save_ids *ids, lg__written *out, lg_error *err);
+lg_status lg__save_write(lg_save *save, lg_store *store, const char *folder, lg__plan *plan, const lg__save_ids *ids,
+                         lg__written *out, lg_error *err);
 
 /* The same for an image of the files in memory; lg__stage_take gives its parts.
  * Hooks are not called. */
-lg_status lg__save_write_stage(lg_save *save, lg_store *store, const char *folder, const lg__plan *plan,
+lg_status lg__save_write_stage(lg_save *save, lg_store *store, const char *folder, lg__plan *plan,
                                const lg__save_ids *ids, lg__stage *stage, lg__written *out, lg_error *err);
 
 /* ---- merge.c: on the coordinator */

@@ -4,6 +4,7 @@
 #include "core/save.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 lg_status lg__tie_fingerprint(const lg__tensor_desc *aliased, const char *alias, bool flat, uint64_t *out,
@@ -41,51 +42,115 @@ static bool reports_layout(const lg_save *save, const lg_layout *layout)
     return lg__layout_rank_at(layout, 0) == save->rank;
 }
 
-/* What all fingerprints are made with, and the layout of the last tensor: most
- * have the same. */
-typedef struct printer {
-    lg__sha256 *sha;
-    lg__buf text;
-    const lg_layout *layout;
-    size_t layout_at; /* in the save */
-} printer;
-
-static lg_status find_layout(const lg_save *save, printer *p, const lg__save_tensor *t, size_t *at, lg_error *err)
+/* Does this rank describe the tensor, rather than only count it? */
+static bool is_row(const lg_save *save, const lg__save_tensor *t)
 {
-    if (t->layout != p->layout) {
-        LG__RETURN_IF(!lg__index_find(&save->by_layout, t->layout->id, sizeof t->layout->id, &p->layout_at), err,
-                      LG_ERR_INTERNAL, "the layout of tensor \"%s\" is not interned", t->name);
-        p->layout = t->layout;
-    }
-    *at = p->layout_at;
-    return LG_OK;
+    return t->stored && (t->placement == LG__PLACE_BOXES || reports_layout(save, t->layout));
 }
 
-/* *fingerprint is that of a stored tensor. */
-static lg_status add_use(const lg_save *save, printer *p, const lg__save_tensor *t, lg__report_use *use,
-                         uint64_t *fingerprint, lg_error *err)
+/* ------------------------------------------- what stays from save to save */
+
+static int by_name(const void *a, const void *b, void *arg)
 {
+    const lg_save *save = arg;
+    return strcmp(save->tensors[*(const size_t *)a].name, save->tensors[*(const size_t *)b].name);
+}
+
+static lg_status fingerprints(const lg_save *save, const lg__save_tensor *t, lg__sha256 *sha, lg__buf *text,
+                              lg__plan_tensor *out, lg_error *err)
+{
+    if (t->placement == LG__PLACE_BOXES) {
+        return LG_OK;
+    }
     const bool flat = t->layout->kind == LG__FLAT;
     lg__tensor_desc desc = lg__save_desc(t);
-    uint64_t print = 0;
     if (t->stored) {
-        LG__TRY(lg__tensor_fingerprint_by(p->sha, &p->text, &desc, flat, &print, err));
-        use->tensors++;
-        use->sum += print;
-        *fingerprint = print;
+        LG__TRY(lg__tensor_fingerprint_by(sha, text, &desc, flat, &out->fingerprint, err));
     }
     if (t->alias_of != NULL) {
         desc.name = save->tensors[t->root].name;
-        LG__TRY(lg__tie_fingerprint(&desc, t->name, flat, &print, err));
-        use->sum += print;
+        LG__TRY(lg__tie_fingerprint(&desc, t->name, flat, &out->tie, err));
     }
     return LG_OK;
 }
 
-/* Appends the row of a stored tensor. */
-static lg_status add_tensor(lg__report *r, const lg__save_tensor *t, size_t layout, uint64_t fingerprint, lg_error *err)
+/* Rows in the order of names save the coordinator from sorting them. */
+static lg_status number_rows(const lg_save *save, lg__plan_tensor *all, lg_error *err)
 {
-    lg__report_tensor *row = &r->tensors[r->n_tensors];
+    size_t *order = lg__malloc(save->n_tensors * sizeof *order), n = 0;
+    if (order == NULL) {
+        return lg__nomem(err);
+    }
+    for (size_t i = 0; i < save->n_tensors; i++) {
+        if (is_row(save, &save->tensors[i])) {
+            order[n++] = i;
+        }
+    }
+    if (n > 1) {
+        qsort_r(order, n, sizeof *order, by_name, (void *)(uintptr_t)save);
+    }
+    for (size_t i = 0; i < n; i++) {
+        all[order[i]].row = i;
+    }
+    lg__free(order);
+    return LG_OK;
+}
+
+static lg_status describe_tensors(const lg_save *save, lg__plan *plan, lg_error *err)
+{
+    lg__plan_tensor *all = lg__arena_array(plan->arena, save->n_tensors, sizeof *all);
+    lg__sha256 *sha = lg__sha256_new();
+    lg__buf text;
+    lg__buf_init(&text, LG__FINGERPRINT_TEXT_MAX);
+    lg_status status = all == NULL || sha == NULL ? lg__nomem(err) : LG_OK;
+    for (size_t i = 0; i < save->n_tensors && status == LG_OK; i++) {
+        status = fingerprints(save, &save->tensors[i], sha, &text, &all[i], err);
+    }
+    if (status == LG_OK) {
+        status = number_rows(save, all, err);
+    }
+    if (status == LG_OK) {
+        plan->tensors = all;
+    }
+    lg__sha256_free(sha);
+    lg__buf_free(&text);
+    return status;
+}
+
+/* --------------------------------------------------------------- the report */
+
+/* The layout of the last tensor: most have the same. */
+typedef struct last_layout {
+    const lg_layout *layout;
+    size_t at; /* in the save */
+} last_layout;
+
+static lg_status find_layout(const lg_save *save, last_layout *last, const lg__save_tensor *t, lg_error *err)
+{
+    if (t->layout != last->layout) {
+        LG__RETURN_IF(!lg__index_find(&save->by_layout, t->layout->id, sizeof t->layout->id, &last->at), err,
+                      LG_ERR_INTERNAL, "the layout of tensor \"%s\" is not interned", t->name);
+        last->layout = t->layout;
+    }
+    return LG_OK;
+}
+
+static void add_use(const lg__save_tensor *t, const lg__plan_tensor *known, lg__report_use *use)
+{
+    if (t->stored) {
+        use->tensors++;
+        use->sum += known->fingerprint;
+    }
+    if (t->alias_of != NULL) {
+        use->sum += known->tie;
+    }
+}
+
+/* The row of a stored tensor. */
+static lg_status add_tensor(lg__report *r, const lg__save_tensor *t, const lg__plan_tensor *known, size_t layout,
+                            lg_error *err)
+{
+    lg__report_tensor *row = &r->tensors[known->row];
     *row = (lg__report_tensor){.name = t->name,
                                .group = t->group,
                                .dtype = t->dtype,
@@ -93,7 +158,7 @@ static lg_status add_tensor(lg__report *r, const lg__save_tensor *t, size_t layo
                                .shape = t->shape,
                                .flat_offset = t->flat_offset,
                                .layout = layout,
-                               .fingerprint = fingerprint};
+                               .fingerprint = known->fingerprint};
     if (layout == LG__IRREGULAR) {
         lg__region *boxes = lg__arena_array(r->arena, t->n_boxes, sizeof *boxes);
         if (boxes == NULL) {
@@ -109,52 +174,50 @@ static lg_status add_tensor(lg__report *r, const lg__save_tensor *t, size_t layo
     return LG_OK;
 }
 
-static lg_status fill(const lg_save *save, lg__report *r, lg_error *err)
+static lg_status fill(const lg_save *save, const lg__plan_tensor *known, lg__report *r, lg_error *err)
 {
     /* places[i]: where layout i of the save is in uses and in layouts, plus 1. */
     size_t(*places)[2] = lg__calloc(save->n_layouts, sizeof *places);
-    printer p = {.sha = lg__sha256_new()};
-    lg__buf_init(&p.text, LG__FINGERPRINT_TEXT_MAX);
-    lg_status status = places == NULL || p.sha == NULL ? lg__nomem(err) : LG_OK;
+    last_layout last = {0};
+    lg_status status = places == NULL ? lg__nomem(err) : LG_OK;
     for (size_t i = 0; i < save->n_tensors && status == LG_OK; i++) {
         const lg__save_tensor *t = &save->tensors[i];
-        size_t row = LG__IRREGULAR;
-        uint64_t fingerprint = 0;
+        size_t layout = LG__IRREGULAR;
         bool here = true;
         if (t->placement != LG__PLACE_BOXES) {
-            size_t at = 0;
-            status = find_layout(save, &p, t, &at, err);
+            status = find_layout(save, &last, t, err);
             if (status != LG_OK) {
                 break;
             }
-            if (places[at][0] == 0) {
+            if (places[last.at][0] == 0) {
                 memcpy(r->uses[r->n_uses].id, t->layout->id, sizeof t->layout->id);
-                places[at][0] = ++r->n_uses;
+                places[last.at][0] = ++r->n_uses;
             }
-            status = add_use(save, &p, t, &r->uses[places[at][0] - 1], &fingerprint, err);
+            add_use(t, &known[i], &r->uses[places[last.at][0] - 1]);
             here = reports_layout(save, t->layout);
-            if (here && places[at][1] == 0) {
+            if (here && places[last.at][1] == 0) {
                 r->layouts[r->n_layouts] = lg__layout_ref(t->layout);
-                places[at][1] = ++r->n_layouts;
+                places[last.at][1] = ++r->n_layouts;
             }
-            row = here ? places[at][1] - 1 : 0;
+            layout = here ? places[last.at][1] - 1 : 0;
         }
-        if (here && t->stored && status == LG_OK) {
-            status = add_tensor(r, t, row, fingerprint, err);
+        if (is_row(save, t)) {
+            status = add_tensor(r, t, &known[i], layout, err);
         }
         if (here && t->alias_of != NULL) {
             r->aliases[r->n_aliases++] = (lg__report_alias){.alias = t->name, .name = t->alias_of, .stored = t->stored};
         }
     }
-    lg__sha256_free(p.sha);
-    lg__buf_free(&p.text);
     lg__free(places);
     return status;
 }
 
-lg_status lg__save_report(const lg_save *save, const lg__save_ids *ids, const lg__plan *plan,
+lg_status lg__save_report(const lg_save *save, const lg__save_ids *ids, lg__plan *plan,
                           const uint8_t (*tables)[LG__SHA256_BYTES], lg__report **out, lg_error *err)
 {
+    if (plan->tensors == NULL) {
+        LG__TRY(describe_tensors(save, plan, err));
+    }
     lg__report *r = NULL;
     LG__TRY(lg__report_new(&r, err));
     lg_status status = reserve(r, save, plan, err);
@@ -177,7 +240,7 @@ lg_status lg__save_report(const lg_save *save, const lg__save_ids *ids, const lg
             row->bytes = f->header.len + f->data_bytes;
             memcpy(row->table, tables[i], LG__SHA256_BYTES);
         }
-        status = fill(save, r, err);
+        status = fill(save, plan->tensors, r, err);
     }
     if (status != LG_OK) {
         lg__report_free(r);

@@ -71,6 +71,7 @@ void lg__session_free(lg_session *s)
         lg_comm_free(s->comm);
     }
     lg__pages_free(s->pages, s->pages_bytes);
+    lg__plan_free(s->plan);
     pthread_mutex_destroy(&s->lock);
     lg__free(s->bad);
     lg__free(s);

@@ -37,6 +37,7 @@ struct lg_session {
     lg_generation parent;
     uint64_t parent_step;
     bool parent_verified;
+    lg__plan *plan;   /* of the save before, see lg__plan_get; this rank's */
     lg_status broken; /* SUPERSEDED and the like: every later save fails */
     char broken_message[LG_ERROR_MESSAGE_MAX];
     lg_session_status status; /* under `lock` while a save is in flight */

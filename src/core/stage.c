@@ -102,7 +102,7 @@ static size_t cut(const lg__plan_box *box, uint64_t from, uint64_t to, lg__regio
 {
     const uint64_t bits = lg_dtype_bits(box->dtype);
     if (bits % 8 != 0) { /* rare: the box as a whole, clipped */
-        out[0] = box->box;
+        out[0] = lg__extent_region(&box->box);
         *first = 0;
         return 1;
     }
@@ -125,7 +125,7 @@ static lg_status copy_part(const lg__plan_box *box, uint64_t from, uint64_t to, 
     part p = {.box = &sub, .from = from, .to = to, .out = out};
     size_t n = cut(box, from, to, regions, &p.base);
     for (size_t i = 0; i < n; i++) {
-        sub.box = regions[i];
+        sub.box = (lg__extent){regions[i].ndim, regions[i].offset, regions[i].size};
         if (box->strides != NULL) {
             uintptr_t at = (uintptr_t)box->data;
             for (uint32_t d = 0; d < box->box.ndim; d++) {

@@ -91,33 +91,40 @@ static lg_status write_small(lg_store *store, const char *path, const lg__buf *b
     return status != LG_OK ? status : closed;
 }
 
+typedef struct sums_paths {
+    char name[LG__NAME_MAX], path[PATH_BYTES], temporary[PATH_BYTES];
+} sums_paths;
+
+static lg_status name_sums(const char *folder, uint32_t rank, sums_paths *out, lg_error *err)
+{
+    lg__sums_file(rank, out->name);
+    LG__RETURN_IF(!lg__path_join(out->path, sizeof out->path - sizeof ".tmp", folder, out->name), err, LG_ERR_LIMIT,
+                  "the folder's name is too long");
+    size_t n = strlen(out->path);
+    memcpy(out->temporary, out->path, n);
+    memcpy(out->temporary + n, ".tmp", sizeof ".tmp");
+    return LG_OK;
+}
+
 /* The sums file appears under its name only when it is durable, since its
  * name says that this rank is done. Where files cannot be renamed (objects) a
  * created file appears whole or not at all. */
-static lg_status write_sums(lg_store *store, const char *folder, uint32_t rank, const lg__buf *bytes, bool sync_names,
-                            lg_error *err)
+static lg_status place_sums(lg_store *store, const char *folder, const sums_paths *p, const lg__buf *bytes,
+                            bool sync_names, lg_error *err)
 {
-    char name[LG__NAME_MAX], path[PATH_BYTES], temporary[PATH_BYTES];
-    lg__sums_file(rank, name);
-    LG__RETURN_IF(!lg__path_join(path, sizeof path - sizeof ".tmp", folder, name), err, LG_ERR_LIMIT,
-                  "the folder's name is too long");
-    size_t n = strlen(path);
-    memcpy(temporary, path, n);
-    memcpy(temporary + n, ".tmp", sizeof ".tmp");
-    LG__TRY(write_small(store, temporary, bytes, err));
     if (sync_names) {
         LG__TRY(lg__store_sync_dir(store, folder, err));
     }
     lg_error why = LG_ERROR_INIT;
-    lg_status renamed = lg__store_rename_file(store, temporary, path, &why);
+    lg_status renamed = lg__store_rename_file(store, p->temporary, p->path, &why);
     if (renamed != LG_ERR_UNSUPPORTED) {
         if (renamed != LG_OK) {
             *err = why;
         }
         return renamed;
     }
-    LG__TRY(write_small(store, path, bytes, err));
-    return lg__store_remove_file(store, temporary, err);
+    LG__TRY(write_small(store, p->path, bytes, err));
+    return lg__store_remove_file(store, p->temporary, err);
 }
 
 /* ------------------------------------------------------------------- a rank */
@@ -201,8 +208,21 @@ static lg_status add_staged(job *j, const lg_save *save, const char *folder, con
     return add_table(j, i, &table, err);
 }
 
-static lg_status finish(job *j, lg_save *save, lg_store *store, const char *folder, const lg__plan *plan,
-                        const lg__save_ids *ids, lg__written *out, lg_error *err)
+/* Sends the sums file on its way under its temporary name, behind the last
+ * shard: all of them become durable beside each other. */
+static lg_status send_sums(job *j, const lg_save *save, const sums_paths *paths, bool staged, lg_error *err)
+{
+    lg__table table = {.file_bytes = j->sums.len}; /* no blocks: its parts carry digests of their own */
+    LG__TRY(lg__writer_begin(j->writer, paths->temporary, paths->name, staged ? NULL : &j->sums, save->block_bytes,
+                             &table, err));
+    if (staged) {
+        LG__TRY(lg__writer_send(j->writer, j->sums.data, j->sums.len, err));
+    }
+    return lg__writer_end(j->writer, err);
+}
+
+static lg_status finish(job *j, lg_save *save, lg_store *store, const char *folder, lg__plan *plan,
+                        const lg__save_ids *ids, bool staged, lg__written *out, lg_error *err)
 {
     lg__report *report = NULL;
     LG__TRY(lg__save_report(save, ids, plan, (const uint8_t(*)[LG__SHA256_BYTES])j->digests, &report, err));
@@ -219,23 +239,24 @@ static lg_status finish(job *j, lg_save *save, lg_store *store, const char *fold
     lg__buf_add(&j->sums, j->report.data, j->report.len);
     LG__TRY(lg__buf_check(&j->sums, "the sums file", err));
     lg__written w = {.sums_bytes = j->sums.len, .bytes = plan->bytes + j->sums.len};
+    sums_paths paths;
+    LG__TRY(name_sums(folder, save->rank, &paths, err));
+    LG__TRY(send_sums(j, save, &paths, staged, err));
+    /* What comes before this is done while data is on its way. */
     LG__TRY(lg__sha256_of(j->report.data, j->report.len, w.report, err));
-    /* What comes before this is done while the last data is on its way. */
     LG__TRY(lg__writer_finish(j->writer, err));
     if (save->hooks != NULL && save->hooks->before_sums != NULL) {
         LG__TRY(save->hooks->before_sums(save->hooks->arg, err));
     }
-    char name[LG__NAME_MAX];
-    lg__sums_file(save->rank, name);
-    if (write_sums(store, folder, save->rank, &j->sums, save->hooks != NULL, err) != LG_OK) {
-        return lg__writer_name_error(name, err);
+    if (place_sums(store, folder, &paths, &j->sums, save->hooks != NULL, err) != LG_OK) {
+        return lg__writer_name_error(paths.name, err);
     }
     *out = w;
     return LG_OK;
 }
 
-lg_status lg__save_write(lg_save *save, lg_store *store, const char *folder, const lg__plan *plan,
-                         const lg__save_ids *ids, lg__written *out, lg_error *err)
+lg_status lg__save_write(lg_save *save, lg_store *store, const char *folder, lg__plan *plan, const lg__save_ids *ids,
+                         lg__written *out, lg_error *err)
 {
     job j = {0};
     lg_status status = job_init(&j, plan, err);
@@ -246,13 +267,13 @@ lg_status lg__save_write(lg_save *save, lg_store *store, const char *folder, con
         status = add_file(&j, save, folder, plan, i, err);
     }
     if (status == LG_OK) {
-        status = finish(&j, save, store, folder, plan, ids, out, err);
+        status = finish(&j, save, store, folder, plan, ids, false, out, err);
     }
     job_free(&j);
     return status;
 }
 
-lg_status lg__save_write_stage(lg_save *save, lg_store *store, const char *folder, const lg__plan *plan,
+lg_status lg__save_write_stage(lg_save *save, lg_store *store, const char *folder, lg__plan *plan,
                                const lg__save_ids *ids, lg__stage *stage, lg__written *out, lg_error *err)
 {
     job j = {0};
@@ -266,7 +287,7 @@ lg_status lg__save_write_stage(lg_save *save, lg_store *store, const char *folde
         status = add_staged(&j, save, folder, plan, i, stage, err);
     }
     if (status == LG_OK) {
-        status = finish(&j, save, store, folder, plan, ids, out, err);
+        status = finish(&j, save, store, folder, plan, ids, true, out, err);
     }
     job_free(&j);
     return status;

@@ -64,6 +64,7 @@ typedef struct lg__st_entry {
     const uint64_t *shape;  /* of the box */
     const uint64_t *offset; /* saved_offsets, ndim entries; NULL: all 0 */
     uint64_t begin, end;    /* set by lg__st_plan */
+    size_t number;          /* the caller's own */
 } lg__st_entry;
 
 typedef struct lg__st_meta {
@@ -76,6 +77,23 @@ typedef struct lg__st_meta {
  * align: 8 or LG__ST_DATA_ALIGN. */
 lg_status lg__st_plan(lg__st_entry *entries, size_t n, const lg__st_meta *meta, size_t n_meta, bool plain,
                       uint64_t align, lg__buf *out, uint64_t *data_bytes, lg_error *err);
+
+/* A header whose entries stay while the caller's metadata changes, as those of
+ * save after save do: *members is where the text of `meta` lies in `out`, which
+ * holds nothing before the header. */
+typedef struct lg__st_place {
+    size_t at, bytes;
+} lg__st_place;
+lg_status lg__st_plan_renewable(lg__st_entry *entries, size_t n, const lg__st_meta *meta, size_t n_meta, bool plain,
+                                uint64_t align, lg__buf *out, lg__st_place *members, uint64_t *data_bytes,
+                                lg_error *err);
+/* Makes it what lg__st_plan makes of the same entries and this `meta`, at least
+ * one member (not plain). After an error the header is of no use. */
+lg_status lg__st_renew(lg__buf *header, lg__st_place *members, const lg__st_meta *meta, size_t n_meta, uint64_t align,
+                       lg_error *err);
+/* Where the text of a header ends and its padding begins. */
+size_t lg__st_text_end(const lg__buf *header);
+
 /* Upper bound of what one entry adds to the header, sharding info included. */
 uint64_t lg__st_entry_bytes(const char *name, uint32_t ndim);
 /* The same for any name of that length, without looking at it. */

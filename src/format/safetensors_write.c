@@ -231,8 +231,21 @@ static void add_sharding_info(lg__buf *b, const lg__st_entry *entries, size_t n)
     lg__buf_str(b, "}\"");
 }
 
+/* The caller's members; `first`: nothing is before them. */
+static void add_members(lg__buf *b, const lg__st_meta *meta, size_t n, bool first)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (i > 0 || !first) {
+            lg__buf_str(b, ",");
+        }
+        add_string(b, meta[i].key);
+        lg__buf_str(b, ":");
+        add_string(b, meta[i].value);
+    }
+}
+
 static void add_metadata(lg__buf *b, const lg__st_entry *entries, size_t n, const lg__st_meta *meta, size_t n_meta,
-                         bool plain)
+                         bool plain, lg__st_place *members)
 {
     if (plain && n_meta == 0) {
         return;
@@ -242,24 +255,33 @@ static void add_metadata(lg__buf *b, const lg__st_entry *entries, size_t n, cons
         lg__buf_str(b, "\"format\":\"pt\",\"DCP_VERSION\":\"1.0\",\"DCP_SHARDING_INFO\":");
         add_sharding_info(b, entries, n);
     }
-    for (size_t i = 0; i < n_meta; i++) {
-        if (i > 0 || !plain) {
-            lg__buf_str(b, ",");
-        }
-        add_string(b, meta[i].key);
-        lg__buf_str(b, ":");
-        add_string(b, meta[i].value);
-    }
+    members->at = b->len;
+    add_members(b, meta, n_meta, plain);
+    members->bytes = b->len - members->at;
     lg__buf_str(b, n > 0 ? "}," : "}");
 }
 
+/* Pads the header that begins at `start` and says how long it is. */
+static lg_status close_header(lg__buf *b, size_t start, uint64_t align, lg_error *err)
+{
+    lg__buf_fill(b, ' ', (size_t)((align - (b->len - start) % align) % align));
+    LG__TRY(lg__buf_check(b, "header", err));
+    uint64_t length = b->len - start - 8;
+    LG__RETURN_IF(length > LG__ST_MAX_HEADER, err, LG_ERR_LIMIT,
+                  "a header takes %" PRIu64 " bytes; at most %" PRIu64 " are allowed", length, LG__ST_MAX_HEADER);
+    for (int i = 0; i < 8; i++) {
+        b->data[start + (size_t)i] = (char)(unsigned char)(length >> (8 * i));
+    }
+    return LG_OK;
+}
+
 static lg_status write_header(lg__buf *b, const lg__st_entry *entries, size_t n, const lg__st_meta *meta, size_t n_meta,
-                              bool plain, uint64_t align, lg_error *err)
+                              bool plain, uint64_t align, lg__st_place *members, lg_error *err)
 {
     size_t start = b->len;
     lg__buf_u64le(b, 0);
     lg__buf_str(b, "{");
-    add_metadata(b, entries, n, meta, n_meta, plain);
+    add_metadata(b, entries, n, meta, n_meta, plain, members);
     for (size_t i = 0; i < n; i++) {
         const lg__st_entry *e = &entries[i];
         if (i > 0) {
@@ -275,20 +297,12 @@ static lg_status write_header(lg__buf *b, const lg__st_entry *entries, size_t n,
         lg__buf_str(b, "}");
     }
     lg__buf_str(b, "}");
-    lg__buf_fill(b, ' ', (size_t)((align - (b->len - start) % align) % align));
-    LG__TRY(lg__buf_check(b, "header", err));
-    uint64_t length = b->len - start - 8;
-    LG__RETURN_IF(length > LG__ST_MAX_HEADER, err, LG_ERR_LIMIT,
-                  "a header for %zu tensors takes %" PRIu64 " bytes; at most %" PRIu64 " are allowed", n, length,
-                  LG__ST_MAX_HEADER);
-    for (int i = 0; i < 8; i++) {
-        b->data[start + (size_t)i] = (char)(unsigned char)(length >> (8 * i));
-    }
-    return LG_OK;
+    return close_header(b, start, align, err);
 }
 
-lg_status lg__st_plan(lg__st_entry *entries, size_t n, const lg__st_meta *meta, size_t n_meta, bool plain,
-                      uint64_t align, lg__buf *out, uint64_t *data_bytes, lg_error *err)
+lg_status lg__st_plan_renewable(lg__st_entry *entries, size_t n, const lg__st_meta *meta, size_t n_meta, bool plain,
+                                uint64_t align, lg__buf *out, lg__st_place *members, uint64_t *data_bytes,
+                                lg_error *err)
 {
     LG__RETURN_IF(align != 8 && align != LG__ST_DATA_ALIGN, err, LG_ERR_INVALID,
                   "tensor data cannot be aligned to %" PRIu64, align);
@@ -313,12 +327,63 @@ lg_status lg__st_plan(lg__st_entry *entries, size_t n, const lg__st_meta *meta, 
     }
     LG__TRY(lg__buf_check(out, "header", err));
     size_t start = out->len;
-    lg_status status = write_header(out, entries, n, meta, n_meta, plain, align, err);
+    lg__st_place where = {0};
+    lg_status status = write_header(out, entries, n, meta, n_meta, plain, align, &where, err);
     if (status != LG_OK) {
         out->len = start;
         out->failed = out->too_long = false;
         return status;
     }
+    *members = where;
     *data_bytes = at;
     return LG_OK;
+}
+
+lg_status lg__st_plan(lg__st_entry *entries, size_t n, const lg__st_meta *meta, size_t n_meta, bool plain,
+                      uint64_t align, lg__buf *out, uint64_t *data_bytes, lg_error *err)
+{
+    lg__st_place ignored;
+    return lg__st_plan_renewable(entries, n, meta, n_meta, plain, align, out, &ignored, data_bytes, err);
+}
+
+size_t lg__st_text_end(const lg__buf *header)
+{
+    size_t end = header->len;
+    while (end > 0 && header->data[end - 1] == ' ') {
+        end--;
+    }
+    return end;
+}
+
+/* The text of the members is `text` from now on. */
+static lg_status replace_members(lg__buf *header, lg__st_place *members, const lg__buf *text, uint64_t align,
+                                 lg_error *err)
+{
+    const size_t behind = members->at + members->bytes, end = lg__st_text_end(header);
+    LG__RETURN_IF(behind > end, err, LG_ERR_INTERNAL, "metadata ends behind its header");
+    header->len = end;
+    if (text->len > members->bytes) {
+        lg__buf_fill(header, ' ', text->len - members->bytes);
+        LG__TRY(lg__buf_check(header, "header", err));
+    }
+    memmove(header->data + members->at + text->len, header->data + behind, end - behind);
+    memcpy(header->data + members->at, text->data, text->len);
+    header->len = members->at + text->len + (end - behind);
+    members->bytes = text->len;
+    return close_header(header, 0, align, err);
+}
+
+lg_status lg__st_renew(lg__buf *header, lg__st_place *members, const lg__st_meta *meta, size_t n_meta, uint64_t align,
+                       lg_error *err)
+{
+    LG__TRY(check_meta(meta, n_meta, false, err));
+    lg__buf text;
+    lg__buf_init(&text, (size_t)LG__ST_MAX_HEADER);
+    add_members(&text, meta, n_meta, false);
+    lg_status status = lg__buf_check(&text, "metadata", err);
+    if (status == LG_OK && text.len > 0) {
+        status = replace_members(header, members, &text, align, err);
+    }
+    lg__buf_free(&text);
+    return status;
 }
