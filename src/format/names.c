@@ -31,9 +31,9 @@ void lg__rollback_file(lg_generation g, char out[LG__NAME_MAX])
 
 void lg__trash_name(uint64_t epoch, const char *token, const char *name, char out[LG__NAME_MAX])
 {
-    if (name[0] == '.') {
-        name++;
-    }
+    /* All of them: read anew, the rest must give the same name. */
+    name += strspn(name, ".");
+    name = name[0] != '\0' ? name : "folder";
     int n = snprintf(out, LG__NAME_MAX, ".trash-%" PRIu64 ".%.*s-%s", epoch, LG__ATTEMPT_HEX, token, name);
     if (n >= LG__NAME_MAX) {
         /* No half character at the end: some file systems refuse such names. */
