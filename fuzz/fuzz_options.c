@@ -102,6 +102,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     for (size_t at = 0; at < bytes - 1 && n < MOST_WORDS; at += strlen(all + at) + 1) {
         words[n++] = all + at;
     }
+    /* The program parses once; getopt remembers where it was. */
+    char *none[] = {words[0], NULL};
+    optind = 0;
+    FUZZ_CHECK(getopt(1, none, "") == -1, "getopt does not begin anew");
     if (cli_parse(&c, n, words) < 0) {
         FUZZ_CHECK(c.n_args >= c.command->min_args && (c.command->max_args < 0 || c.n_args <= c.command->max_args),
                    "%s takes %d arguments", c.command->name, c.n_args);
