@@ -196,6 +196,19 @@ static void what_is_thrown_away_is_trash_whatever_its_name(void **state)
             fail_msg("%s became %s, which is not found again", names[i], trash);
         }
     }
+    /* Long ones, of any bytes: cut, never to nothing. */
+    static const char *const long_of[] = {"\xa6", "\xff", "\xc3", "\xc3\xa4", "\xf0\x9f\x98\x80", "\xe2\x82", "x"};
+    for (size_t i = 0; i < sizeof long_of / sizeof long_of[0]; i++) {
+        char name[LG__NAME_MAX] = "", trash[LG__NAME_MAX];
+        while (strlen(name) + strlen(long_of[i]) < LG__NAME_MAX) {
+            strcat(name, long_of[i]);
+        }
+        for (size_t from = 0; from < 4; from++) {
+            lg__trash_name(3, "0123456789abcdef", name + from, trash);
+            assert_int_equal(lg__root_name_parse(trash).kind, LG__ROOT_TRASH);
+            assert_true(strlen(trash) >= LG__NAME_MAX - 5);
+        }
+    }
 }
 
 static void trash_names_fit_a_file_system_and_are_cut_at_characters(void **state)
