@@ -5,11 +5,12 @@ BUILD ?= build
 PREFIX ?= /usr/local
 KILLS ?= 200
 JOBS ?= $(shell nproc)
+SECONDS ?= 60
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test build demo test test-fast sanitize tsan valgrind python package wheel soak prove \
-        prove-the-proof bench bench-peers filesystems install lint format clean
+.PHONY: help setup setup-test setup-proof build demo test test-fast sanitize tsan valgrind python package wheel soak prove \
+        prove-the-proof fuzz coverage analyze bench bench-peers filesystems install lint format clean
 
 help:
 	@echo 'make demo      set up, build, and show a run that is killed and resumes to the same bits'
@@ -21,12 +22,14 @@ help:
 	@echo 'make soak      kill training runs KILLS times (now $(KILLS)), with and without --async, and compare the bits'
 	@echo 'make prove     cut the power at every moment of the protocol and start again (half an hour)'
 	@echo 'make prove-the-proof  take out one sync or check at a time: does a test notice?'
+	@echo 'make fuzz      every parser, the geometry, the round trip: SECONDS each (now $(SECONDS)); fuzz/README.md'
 	@echo 'make bench     measure saving, loading and planning; docs/benchmarks.md'
 	@echo 'make bench-peers   beside torch.save, DCP, safetensors and others; an hour; docs/benchmarks-peers.md'
 	@echo
 	@echo 'make test-fast only the C tests;  make python: what PyTorch and safetensors read'
 	@echo 'make package   the tests of the Python package'
 	@echo 'make sanitize  the C tests under ASan and UBSan;  make tsan, make valgrind: under those'
+	@echo 'make coverage  lines and branches that the C tests reach;  make analyze: gcc -fanalyzer and clang-tidy'
 	@echo 'make filesystems  what moves data, with every engine, on ext4, xfs, btrfs and tmpfs (as root)'
 	@echo 'make lint      formatting, shell scripts, documentation, symbols;  make format: reformat'
 
@@ -69,6 +72,18 @@ prove: setup-test build
 
 prove-the-proof: setup-test
 	@BUILD=$(BUILD) JOBS=$(JOBS) tools/prove-the-proof
+
+setup-proof:
+	@tools/setup proof
+
+fuzz: setup-proof build
+	@BUILD=$(BUILD) JOBS=$(JOBS) tools/fuzz --seconds $(SECONDS)
+
+coverage: setup-proof
+	@BUILD=$(BUILD) JOBS=$(JOBS) tools/coverage
+
+analyze: setup-proof build
+	@BUILD=$(BUILD) JOBS=$(JOBS) tools/analyze
 
 bench: build
 	@$(BUILD)/bench/io

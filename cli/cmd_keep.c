@@ -27,6 +27,10 @@ static int find_entry(cli *c, place *p, lg_listing **l, const lg_entry **entry)
     lg_error err = LG_ERROR_INIT;
     if (p->kind == PLACE_FILE) {
         exit_status = report_trouble(c, NULL, "%s is a file, not a checkpoint", p->where);
+    } else if (p->kind == PLACE_FOLDER && p->elsewhere) {
+        /* Looking is harmless; what is changed must be what was named. */
+        exit_status = report_as(c, LG_ERR_INVALID, "if that is meant, name it itself",
+                                "%s is a link out of its folder, to %s", p->where, p->path);
     } else if (lg_list(p->root, 0, l, &err) != LG_OK) {
         exit_status = report_error(c, &err, NULL);
     } else {

@@ -119,6 +119,11 @@ static void resolve(place *p)
     if (dots || (lstat(p->path, &st) == 0 && S_ISLNK(st.st_mode))) {
         char *real = realpath(p->path, NULL);
         if (real != NULL) {
+            char *here = parent_of(p->path), *home = realpath(here, NULL), *there = parent_of(real);
+            p->elsewhere = !dots && (home == NULL || strcmp(home, there) != 0);
+            free(here);
+            free(home);
+            free(there);
             free(p->path);
             p->path = real;
         }

@@ -26,6 +26,7 @@ typedef struct place {
     char *path;        /* without "file:"; for the library */
     char *root;        /* NULL for files */
     char *name;        /* FOLDER: the step folder's name */
+    bool elsewhere;    /* it was a link that leads into another folder than its own */
     uint64_t step;
     lg_generation generation;
 } place;

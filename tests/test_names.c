@@ -184,6 +184,33 @@ static void a_name_counts_only_if_made_anew_it_is_the_same(void **state)
     }
 }
 
+static void what_is_thrown_away_is_trash_whatever_its_name(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"x", ".x", "..x", "...", "....x", "a..b", "x.", "my copy@home", "\xff"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char trash[LG__NAME_MAX];
+        lg__trash_name(3, "0123456789abcdef", names[i], trash);
+        lg__root_name r = lg__root_name_parse(trash);
+        if (r.kind != LG__ROOT_TRASH || r.generation.epoch != 3) {
+            fail_msg("%s became %s, which is not found again", names[i], trash);
+        }
+    }
+    /* Long ones, of any bytes: cut, never to nothing. */
+    static const char *const long_of[] = {"\xa6", "\xff", "\xc3", "\xc3\xa4", "\xf0\x9f\x98\x80", "\xe2\x82", "x"};
+    for (size_t i = 0; i < sizeof long_of / sizeof long_of[0]; i++) {
+        char name[LG__NAME_MAX] = "", trash[LG__NAME_MAX];
+        while (strlen(name) + strlen(long_of[i]) < LG__NAME_MAX) {
+            strcat(name, long_of[i]);
+        }
+        for (size_t from = 0; from < 4; from++) {
+            lg__trash_name(3, "0123456789abcdef", name + from, trash);
+            assert_int_equal(lg__root_name_parse(trash).kind, LG__ROOT_TRASH);
+            assert_true(strlen(trash) >= LG__NAME_MAX - 5);
+        }
+    }
+}
+
 static void trash_names_fit_a_file_system_and_are_cut_at_characters(void **state)
 {
     (void)state;
@@ -310,6 +337,7 @@ int main(void)
         {"K02: names that other tools use are foreign", names_that_others_use_are_foreign, NULL, NULL, NULL},
         {"K02: a name counts only if made anew it is the same", a_name_counts_only_if_made_anew_it_is_the_same, NULL,
          NULL, NULL},
+        TEST(what_is_thrown_away_is_trash_whatever_its_name),
         TEST(trash_names_fit_a_file_system_and_are_cut_at_characters),
         TEST(side_records_are_told_from_other_files),
         TEST(attached_files_may_not_take_names_of_the_format),

@@ -157,7 +157,8 @@ void lg__text_copy(char *out, size_t out_bytes, const char *text)
     size_t n = strnlen(text, out_bytes);
     if (n == out_bytes) {
         n--;
-        while (n > 0 && ((unsigned char)text[n] & 0xC0) == 0x80) {
+        /* What is no UTF-8 may be cut anywhere. */
+        for (int i = 0; i < 3 && n > 0 && ((unsigned char)text[n] & 0xC0) == 0x80; i++) {
             n--;
         }
     }

@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "core/sweep.h"
+#include "format/member.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -45,6 +46,7 @@ void lg__owner_who(lg_store *store, uint64_t epoch, char domain[256], char creat
         lg__sealed_json_parse(text.data, text.len, &record, &ignored) == LG_OK) {
         lg__json_get_str(record, "domain", 255, &who, &ignored);
         lg__json_get_str(record, "created", LG_CREATED_TEXT - 1, &when, &ignored);
+        when = lg__created_valid(when) ? when : ""; /* it is shown: no text of somebody's own */
     }
     if (domain != NULL) {
         lg__printable(who, domain, 256);
@@ -61,13 +63,17 @@ lg_status lg__owner_claim(lg_store *store, const char *domain, uint64_t *epoch, 
     lg__walk *w;
     LG__TRY(lg__walk_read(store, &w, err));
     uint64_t highest = w->highest_epoch;
+    char name[LG__NAME_MAX], shown[LG__NAME_MAX];
+    lg__text_copy(name, sizeof name, w->highest_name);
     lg__walk_free(w);
     bool made_room = false;
     for (int i = 0; i < CLAIM_TRIES; i++) {
-        LG__RETURN_IF(highest >= UINT64_C(1) << 53, err, LG_ERR_LIMIT, "owner epoch %" PRIu64 " leaves none above it",
-                      highest);
+        LG__RETURN_IF(highest >= UINT64_C(1) << 53, err, LG_ERR_LIMIT,
+                      "claim the root: owner epoch %" PRIu64
+                      " leaves none above it; no session counts so far: is %s a name that somebody made up? Move it "
+                      "away",
+                      highest, lg__printable(name, shown, sizeof shown));
         uint64_t mine = highest + 1;
-        char name[LG__NAME_MAX];
         lg__owner_file(mine, name);
         lg__buf text;
         lg__buf_init(&text, LG__RECORD_MAX);

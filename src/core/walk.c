@@ -244,6 +244,14 @@ static lg_status add_other(lg__walk *w, const lg__root_item *item, bool tombston
     return LG_OK;
 }
 
+static void note_epoch(lg__walk *w, uint64_t epoch, const char *name)
+{
+    if (epoch > w->highest_epoch) {
+        w->highest_epoch = epoch;
+        lg__text_copy(w->highest_name, sizeof w->highest_name, name);
+    }
+}
+
 static lg_status add_item(lg__walk *w, lg_store *store, const lg__root_item *name, bool *moved, lg_error *err)
 {
     if (!lg__grow((void **)&w->items, &w->cap, w->n, sizeof *w->items)) {
@@ -262,9 +270,7 @@ static lg_status add_item(lg__walk *w, lg_store *store, const lg__root_item *nam
     *moved = *moved || (item->status == LG_ERR_NOT_FOUND && can_rename && lg__folder_gone(store, item->name));
     bool unfinished = item->status == LG_ERR_NOT_FOUND && !can_rename;
     bool tombstone = item->m != NULL && item->m->tombstone;
-    if (item->generation.epoch > w->highest_epoch) {
-        w->highest_epoch = item->generation.epoch;
-    }
+    note_epoch(w, item->generation.epoch, item->name);
     if (unfinished || tombstone) {
         item_free(item);
         return add_other(w, name, tombstone, err);
@@ -285,8 +291,8 @@ static lg_status walk_once(lg_store *store, bool *moved, lg__walk **out, lg_erro
     for (size_t i = 0; st == LG_OK && i < s.n; i++) {
         const lg__root_item *item = &s.items[i];
         const lg__root_name *p = &item->parsed;
-        if (p->kind != LG__ROOT_FOREIGN && p->generation.epoch > w->highest_epoch) {
-            w->highest_epoch = p->generation.epoch;
+        if (p->kind != LG__ROOT_FOREIGN) {
+            note_epoch(w, p->generation.epoch, item->name);
         }
         if (p->kind == LG__ROOT_OWNER && p->generation.epoch > w->highest_owner) {
             w->highest_owner = p->generation.epoch;

@@ -43,9 +43,10 @@ typedef struct lg__walk {
     size_t n, cap;
     lg__root_item *others; /* owners, partial and trash folders, tombstones, foreign names */
     size_t n_others, cap_others;
-    uint64_t highest_epoch; /* in any name or manifest */
-    uint64_t highest_owner; /* of owner files */
-    bool unreadable_newer;  /* a manifest or record of a newer version is there */
+    uint64_t highest_epoch;          /* in any name or manifest */
+    char highest_name[LG__NAME_MAX]; /* the name that has it; "" while it is 0 */
+    uint64_t highest_owner;          /* of owner files */
+    bool unreadable_newer;           /* a manifest or record of a newer version is there */
 } lg__walk;
 
 /* Reads the whole root. On stores without folder rename a step folder without

@@ -31,22 +31,20 @@ void lg__rollback_file(lg_generation g, char out[LG__NAME_MAX])
 
 void lg__trash_name(uint64_t epoch, const char *token, const char *name, char out[LG__NAME_MAX])
 {
-    if (name[0] == '.') {
-        name++;
-    }
+    /* All of them: read anew, the rest must give the same name. */
+    name += strspn(name, ".");
+    name = name[0] != '\0' ? name : "folder";
     int n = snprintf(out, LG__NAME_MAX, ".trash-%" PRIu64 ".%.*s-%s", epoch, LG__ATTEMPT_HEX, token, name);
     if (n >= LG__NAME_MAX) {
-        /* No half character at the end: some file systems refuse such names. */
-        size_t end = LG__NAME_MAX - 1;
-        size_t start = end;
-        while (start > 0 && ((unsigned char)out[start - 1] & 0xC0) == 0x80) {
+        /* No half character at the end: some file systems refuse such names. What
+         * is no UTF-8 may end anywhere. */
+        size_t end = LG__NAME_MAX - 1, start = end;
+        for (int i = 0; i < 3 && ((unsigned char)out[start - 1] & 0xC0) == 0x80; i++) {
             start--;
         }
-        if (start > 0 && ((unsigned char)out[start - 1] & 0x80) != 0) {
-            start--;
-        }
-        if (!lg__utf8_valid(out + start, end - start)) {
-            out[start] = '\0';
+        bool lead = ((unsigned char)out[start - 1] & 0xC0) == 0xC0;
+        if (lead && !lg__utf8_valid(out + start - 1, end - start + 1)) {
+            out[start - 1] = '\0';
         }
     }
 }

@@ -18,7 +18,7 @@ typedef enum lg__root_kind {
     LG__ROOT_STEP,    /* step-000000000500.g3.17 */
     LG__ROOT_PARTIAL, /* .step-000000001000.g3.18.<attempt>.partial */
     LG__ROOT_OWNER,   /* .owner-3 */
-    LG__ROOT_TRASH,   /* .trash-<epoch of who removes>.<16 hex digits>-<name without leading dot> */
+    LG__ROOT_TRASH,   /* .trash-<epoch of who removes>.<16 hex digits>-<name without leading dots> */
     LG__ROOT_ROLLBACK /* rollback-4.1.json */
 } lg__root_kind;
 
