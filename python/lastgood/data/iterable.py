@@ -16,8 +16,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from lastgood.data.source import Place, Position, Source, Step
-from lastgood.data.streams import OPEN, SAMPLE, Batch, Token, kept, seed_global
+from lastgood.data.source import Collate, Place, Position, Source, Step
+from lastgood.data.streams import OPEN, SAMPLE, Token, collated, kept, seed_global
 from lastgood.errors import FormatError, InvalidError, MismatchError, MissingError, StateError
 from lastgood.parts import Restoring, Saving
 from lastgood.sampler import Sampler
@@ -166,9 +166,9 @@ class Shards(Source):
             )
         self._handed.clear()
 
-    def arguments(self, accumulate: int, until: int | None) -> dict[str, Any]:
+    def arguments(self, accumulate: int, until: int | None, collate: Collate) -> dict[str, Any]:
         """A data set of whole micro-batches."""
-        return {"dataset": _Lanes(self), "batch_size": None}
+        return {"dataset": _Lanes(self, collate), "batch_size": None}
 
     def steps(self, accumulate: int, until: int | None) -> Iterator[Step]:
         """All whole, for ever."""
@@ -259,10 +259,11 @@ class Shards(Source):
                 f"{self.lanes} now: no sample comes twice or is left out, and batches are others"
             )
 
-    def reader(self, worker: int) -> _Reader:
+    def reader(self, worker: int, collate: Collate) -> _Reader:
         """Of the lane that the worker-th micro-batch from now on comes from."""
         own = (self._next_lane + worker) % self.own_lanes
-        return _Reader(self.dataset, self.batch_size, self.order, self.deal, own, self._lane(own), self._progress[own])
+        lane, progress = self._lane(own), self._progress[own]
+        return _Reader(self.dataset, self.batch_size, collate, self.order, self.deal, own, lane, progress)
 
 
 class _Saved(NamedTuple):
@@ -278,10 +279,10 @@ class _Saved(NamedTuple):
 class _Lanes(torch.utils.data.IterableDataset[Any]):
     """Whole micro-batches of a rank. torch takes them from its workers in turn, and each worker reads a lane."""
 
-    def __init__(self, source: Shards) -> None:
-        self._readers = [source.reader(w) for w in range(source.own_lanes)]
+    def __init__(self, source: Shards, collate: Collate) -> None:
+        self._readers = [source.reader(w, collate) for w in range(source.own_lanes)]
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         info = torch.utils.data.get_worker_info()
         reader = self._readers[0 if info is None else info.id]
         while True:
@@ -297,10 +298,19 @@ class _Reader:
     """
 
     def __init__(
-        self, dataset: Any, batch_size: int, order: Sampler, deal: Deal, own: int, lane: int, progress: Progress
+        self,
+        dataset: Any,
+        batch_size: int,
+        collate: Collate,
+        order: Sampler,
+        deal: Deal,
+        own: int,
+        lane: int,
+        progress: Progress,
     ) -> None:
         self._dataset = dataset
         self._batch_size = batch_size
+        self._collate = collate
         self._order = (len(order), order.seed, order.shuffle)  # the sampler itself cannot be sent to a worker
         self._deal = deal
         self._own, self._lane = own, lane
@@ -308,8 +318,8 @@ class _Reader:
         self._samples: Iterator[Any] | None = None
         self._token: Token = (order.seed, 0, 0)  # of the shard's first sample
 
-    def batch(self) -> Batch:
-        """The next one."""
+    def batch(self) -> tuple[Any, tuple[int, int, int]]:
+        """The next one, and where it ends: own lane, turn, samples used of its shard."""
         with kept():
             made: list[Any] = []
             first: Token | None = None
@@ -332,8 +342,8 @@ class _Reader:
                 self._used += 1
                 idle = 0
                 first = first or token
-        assert first is not None
-        return Batch(made, first, (self._own, self._turn, self._used))
+            assert first is not None
+            return collated(first, self._collate, made), (self._own, self._turn, self._used)
 
     def _draws(self) -> Iterator[int]:
         """Before each sample that was used: what is read again draws what it drew."""

@@ -13,7 +13,7 @@ from lastgood.data.iterable import Sharded, Shards
 from lastgood.data.part import PositionPart
 from lastgood.data.sampler import ElasticSampler, Samples
 from lastgood.data.source import Place, Position, Source
-from lastgood.data.streams import WORKERS, Collate, words
+from lastgood.data.streams import WORKERS, as_made, words
 from lastgood.errors import InvalidError, StateError, UnsupportedError
 from lastgood.parts import Ranks, Restoring, Saving
 
@@ -248,7 +248,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         epoch, consumed = self.position
         a, b, _, _ = words((self.seed, epoch, consumed), WORKERS)
         self._own_generator.manual_seed(a | b << 32)
-        arguments = self._source.arguments(accumulate, until)
+        arguments = self._source.arguments(accumulate, until, self.collate_fn)
         keeps_workers = self.persistent_workers and not isinstance(self._source, Shards)
         if self._inner is None or not keeps_workers:
             self._inner = torch.utils.data.DataLoader(
@@ -260,7 +260,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 prefetch_factor=self.prefetch_factor,
                 persistent_workers=keeps_workers,
                 generator=self._own_generator,
-                collate_fn=Collate(self.collate_fn),
+                collate_fn=as_made,
                 **arguments,
             )
         return self._inner

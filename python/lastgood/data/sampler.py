@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lastgood.data.part import PositionPart
-from lastgood.data.source import Place, Position, Source, Step
+from lastgood.data.source import Collate, Place, Position, Source, Step
 from lastgood.data.streams import Keyed, Token
 from lastgood.errors import InvalidError, MissingError, StateError
 from lastgood.parts import Ranks, Restoring, Saving
@@ -191,7 +191,8 @@ class Samples(Source):
     def __init__(self, dataset: Any, batch_size: int, sampler: ElasticSampler, read_batches: bool) -> None:
         self.sampler = sampler
         self.batch_size = batch_size
-        self.dataset = Keyed(dataset, read_batches)
+        self.dataset = dataset
+        self.read_batches = read_batches
         self.micro_batches = _MicroBatches(self)
         self._kept = _SamplerPosition(sampler)
         self._accumulate = 1
@@ -232,10 +233,11 @@ class Samples(Source):
         self._accumulate = accumulate
         self.sampler.skip_tail(whole)
 
-    def arguments(self, accumulate: int, until: int | None) -> dict[str, Any]:
+    def arguments(self, accumulate: int, until: int | None, collate: Collate) -> dict[str, Any]:
         """A sampler of whole micro-batches."""
         self.micro_batches.aim(accumulate, until)
-        return {"dataset": self.dataset, "batch_sampler": self.micro_batches}
+        keyed = Keyed(self.dataset, collate, self.read_batches)
+        return {"dataset": keyed, "batch_sampler": self.micro_batches}
 
     def steps(self, accumulate: int, until: int | None) -> Iterator[Step]:
         """Whole steps, and at the end of an epoch a shorter one with what is left, but at least one sample for each

@@ -6,12 +6,14 @@ data sets.
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from lastgood.parts import Ranks, Restoring, Saving
+
+Collate = Callable[[list[Any]], Any]
 
 
 class Position(NamedTuple):
@@ -82,8 +84,10 @@ class Source(abc.ABC):
         """An iteration by steps of so many micro-batches begins at the position."""
 
     @abc.abstractmethod
-    def arguments(self, accumulate: int, until: int | None) -> dict[str, Any]:
-        """What a torch loader needs to make this rank's micro-batches from the position on, until an epoch begins."""
+    def arguments(self, accumulate: int, until: int | None, collate: Collate) -> dict[str, Any]:
+        """What a torch loader needs to make this rank's micro-batches, collated, from the position on until an epoch
+        begins.
+        """
 
     @abc.abstractmethod
     def steps(self, accumulate: int, until: int | None) -> Iterator[Step]:

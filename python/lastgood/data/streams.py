@@ -40,7 +40,7 @@ def seed_global(token: Token, purpose: int) -> None:
     random.seed(a | b << 32 | c << 64 | d << 96)
     numpy = dtypes.imported("numpy")
     if numpy is not None:
-        numpy.random.seed((a, b, c, d))
+        numpy.random.seed(c)  # all four words would take ten times as long
     torch.default_generator.manual_seed(a | b << 32)
 
 
@@ -63,30 +63,29 @@ def kept() -> Iterator[None]:
         torch.default_generator.set_state(host)
 
 
-class Batch(list[Any]):
-    """Samples on their way to the collate function, which draws by the first one's token.
+def collated(token: Token, collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
+    """The batch of samples; its collate function draws by the first one's token. Call it under :func:`kept`."""
+    seed_global(token, COLLATE)
+    return collate(samples)
 
-    Attributes:
-        mark: where it ends, for a source that needs to know; travels with the batch.
-    """
 
-    def __init__(self, samples: Sequence[Any], token: Token, mark: Any = None) -> None:
-        super().__init__(samples)
-        self.token = token
-        self.mark = mark
+def as_made(batch: Any) -> Any:
+    """For torch's loader, in place of a collate function: batches come to it collated."""
+    return batch
 
 
 class Keyed:
-    """A map-style data set whose indices are tokens. Other attributes are those of the data set, so that a
-    ``worker_init_fn`` finds what it looks for in ``get_worker_info().dataset``.
+    """A map-style data set whose indices are tokens, and which makes whole batches. Other attributes are those of the
+    trainer's data set, so that a ``worker_init_fn`` finds what it looks for in ``get_worker_info().dataset``.
 
     Args:
         dataset: the trainer's.
+        collate: the trainer's, or torch's.
         read_batches: use its ``__getitems__``; what it draws then depends on the batch.
     """
 
-    def __init__(self, dataset: Any, read_batches: bool) -> None:
-        self.__dict__.update(dataset=dataset, _read_batches=read_batches)
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], read_batches: bool) -> None:
+        self.__dict__.update(dataset=dataset, _collate=collate, _read_batches=read_batches)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "dataset" not in self.__dict__:  # while it is being copied
@@ -102,34 +101,14 @@ class Keyed:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, token: Token) -> Any:
-        return self.__getitems__([token])[0]
-
-    def __getitems__(self, tokens: Sequence[Token]) -> Batch:
+    def __getitems__(self, tokens: Sequence[Token]) -> Any:
         with kept():
             if self._read_batches:
                 seed_global(tokens[0], SAMPLE)
-                return Batch(self.dataset.__getitems__([index for _, _, index in tokens]), tokens[0])
-            found = []
-            for token in tokens:
-                seed_global(token, SAMPLE)
-                found.append(self.dataset[token[2]])
-            return Batch(found, tokens[0])
-
-
-class Collate:
-    """A collate function that draws the same wherever it runs.
-
-    Args:
-        collate: the trainer's, or torch's.
-    """
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self.collate = collate
-
-    def __call__(self, batch: Any) -> Any:
-        """The trainer's batch of a :class:`Batch`, with its mark if it has one."""
-        with kept():
-            seed_global(batch.token, COLLATE)
-            made = self.collate(list(batch))
-        return made if batch.mark is None else (made, batch.mark)
+                samples = list(self.dataset.__getitems__([index for _, _, index in tokens]))
+            else:
+                samples = []
+                for token in tokens:
+                    seed_global(token, SAMPLE)
+                    samples.append(self.dataset[token[2]])
+            return collated(tokens[0], self._collate, samples)
