@@ -282,6 +282,11 @@ def meshes(rank, folder):
         assert contents(fresh, other) == found[kind]
         placed = {str(p.placements) for p in fresh.parameters()}
         assert kind != "tp" or any("_S" in p or "Strided" in p for p in placed), placed
+    # What slices of the mesh are to hold alike, and do not.
+    other = Net(rank % 2)
+    fully_shard(other, mesh=mesh["dp"])
+    with pytest.raises(lastgood.ConflictError, match=r"replicas\..*on ranks 0 and 1"):
+        save(os.path.join(folder, "torn"), plain(model=other), 1, comm=comm, who=who(comm, axes, ("dp",)))
     return found
 
 
