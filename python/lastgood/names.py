@@ -28,7 +28,8 @@ class Place(NamedTuple):
 
 def is_a(value: Any, *names: str) -> bool:
     """Whether it is of one of these classes of torch, which are not imported for the question."""
-    return _is(type(value), names)
+    kind: Any = type(value)
+    return _is(kind, names)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -26,8 +26,7 @@ def is_dtensor(value: Any) -> bool:
 
 def local(t: Any) -> torch.Tensor:
     """The memory of this rank's part."""
-    with torch.no_grad():  # so that it is the very tensor, without autograd around it
-        found: torch.Tensor = t.to_local()
+    found: torch.Tensor = t._local_tensor  # what to_local() gives, without autograd around it
     return found
 
 
@@ -131,7 +130,7 @@ def _holders(mesh: Any) -> tuple[tuple[int, ...], list[int], str]:
             for axis, index in zip(others, combination, strict=True):
                 other[axis] = index
             found.append(int(root.mesh[tuple(other)]))
-    coordinate = ".".join(str(i) for i in mesh.get_coordinate())
+    coordinate = ".".join(str(i) for i in mesh.get_coordinate() or ())
     where = f"{'.'.join(names[a] for a in range(len(names)) if a not in others)}.{coordinate}"
     return tuple(root.mesh.shape[axis] for axis in others), found, where if others else ""
 

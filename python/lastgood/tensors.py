@@ -189,9 +189,9 @@ class Writer:
             buffer: may differ between ranks, and is kept per rank then.
             lazy: only an optimizer's update changes it.
         """
-        if type(t) not in _PLAIN or t.is_meta or not t.untyped_storage().nbytes():
-            check_memory(name, t)
         kind = kind_of(t)
+        if kind != "dtensor" and (type(t) not in _PLAIN or t.is_meta or not t.untyped_storage().nbytes()):
+            check_memory(name, t)
         if kind == "plain":
             self.names.add(name)
             shape = None if whole is None else shape_of(t)
@@ -204,7 +204,8 @@ class Writer:
             if slices and self._compare:
                 self._sample(slices, name, part)
             if kind_of(part) == "plain":
-                check_memory(name, part)
+                if part.is_meta or not part.untyped_storage().nbytes():
+                    check_memory(name, part)
                 self.names.add(name)
                 self._items[group].append(Item(name, part, shape_of(t), layout, False, lazy))
             else:

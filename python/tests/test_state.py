@@ -10,7 +10,7 @@ import pytest
 import torch
 from lastgood.modules import EMA
 from lastgood.objects import PerRank
-from lastgood.parts import Part
+from lastgood.parts import Part, Saving
 from lastgood.state import State
 from states import bits, net, plain, ranks, resume, save, train
 from torch import nn
@@ -553,6 +553,31 @@ def test_restoring_fills_storage_in_place_before_and_after_compile(root):
         assert bits(fresh.state_dict()) == bits(model.state_dict())
         assert tensors == {n: t.data_ptr() for n, t in fresh.state_dict().items()}
         assert all(p.requires_grad and p.grad is None for p in fresh.parameters())
+
+
+def test_k04_only_parameters_and_optimizer_state_may_be_copied_late(root):
+    """Whatever else is in the state is copied before a save in the background returns."""
+    model, averaged = net(), net()
+    opt = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
+    train(model, [opt])
+    late = {id(p) for p in model.parameters()} | {id(t) for s in opt.state.values() for t in s.values()}
+    asked = []
+
+    def lazy(t):
+        asked.append(t)
+        return True
+
+    thing = Thing({"t": torch.zeros(3)})
+    state = plain(model=model, optim=opt, ema=EMA(averaged), thing=thing, bare=torch.zeros(2))
+    state.vars["mean"] = torch.zeros(2)
+    with lastgood.Session(root) as session:
+        with session.launch(1) as s:
+            state.save(Saving(s, 1, ranks(), lazy))
+        assert {id(t) for t in asked} == late
+        sizes = {id(t): t.numel() * t.element_size() for t in asked}
+        assert s.launched.bytes_lazy == sum(sizes.values())
+        session.fence()
+        session.wait()
 
 
 def test_saving_changes_nothing_of_the_state(root):

@@ -181,8 +181,40 @@ def odd(comm, root):
         resume(frozen, base(1), comm=comm, who=who(comm))
 
 
+def stages(comm, root):
+    """Each process has a stage of a pipeline, and its optimizer."""
+    torch.manual_seed(comm.rank)
+    stage = nn.ModuleDict({str(comm.rank): nn.Linear(2, 2)})
+    opt = torch.optim.AdamW(stage.parameters(), lr=0.1 + comm.rank)
+    sum(p.sum() for p in stage.parameters()).backward()
+    opt.step()
+    for i in (1, 2):
+        save(root, plain(model=[stage], optim=opt), i, comm=comm, who=who(comm))
+    return contents(stage, opt)
+
+
+def alike(comm, root):
+    """Plain parameters that all processes hold alike are compared by the first save, and shared out from then on."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 3)
+    state = plain(model=model)
+    for i in (1, 2):
+        save(root, state, i, comm=comm, who=who(comm))
+        assert state._modules.replicas.equal == (i == 2)
+    fresh = nn.Linear(3, 3)
+    resume(root, plain(model=fresh), comm=comm, who=who(comm))
+    assert bits(fresh.state_dict()) == bits(model.state_dict())
+
+
 def two(rank, folder):
     comm = GlooCommunicator()
+    alike(comm, os.path.join(folder, "alike"))
+    parts = all_of(comm, stages(comm, os.path.join(folder, "stages")))
+    whole = nn.ModuleDict({"0": nn.Linear(2, 2), "1": nn.Linear(2, 2)})
+    opt = torch.optim.AdamW([{"params": whole[n].parameters()} for n in "01"])
+    resume(os.path.join(folder, "stages"), plain(model=whole, optim=opt), comm=comm, who=who(comm))
+    assert contents(whole, opt) == parts[0] | parts[1]
+    assert [g["lr"] for g in opt.param_groups] == [0.1, 1.1]
     odd(comm, os.path.join(folder, "odd"))
     return ddp(comm, os.path.join(folder, "ddp")), fsdp(comm, os.path.join(folder, "fsdp"))
 
@@ -250,6 +282,11 @@ def meshes(rank, folder):
         assert contents(fresh, other) == found[kind]
         placed = {str(p.placements) for p in fresh.parameters()}
         assert kind != "tp" or any("_S" in p or "Strided" in p for p in placed), placed
+    # What slices of the mesh are to hold alike, and do not.
+    other = Net(rank % 2)
+    fully_shard(other, mesh=mesh["dp"])
+    with pytest.raises(lastgood.ConflictError, match=r"replicas\..*on ranks 0 and 1"):
+        save(os.path.join(folder, "torn"), plain(model=other), 1, comm=comm, who=who(comm, axes, ("dp",)))
     return found
 
 
