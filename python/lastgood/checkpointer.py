@@ -20,7 +20,6 @@ from lastgood.durations import seconds_of
 from lastgood.errors import (
     CommunicatorError,
     ConflictError,
-    EmptyRootError,
     Error,
     InvalidError,
     StateError,
@@ -245,7 +244,7 @@ class Checkpointer:
 
         Raises:
             NoGoodCheckpoint: there are checkpoints and none is good: a run never starts over silently.
-            EmptyRootError: there is none, and ``step`` or ``generation`` asks for one.
+            NotFoundError: ``step`` or ``generation`` asks for one that is not there.
             MissingError, MismatchError: the checkpoint is of another state.
         """
         self._use(state)
@@ -259,12 +258,11 @@ class Checkpointer:
             state.describe(tried[0])
 
         resumed = None
+        if self._new_run and not (step is None and generation is None):
+            raise InvalidError("resume is to take a checkpoint, but new_run=True starts a run that takes none")
         if not self._new_run:
             resumed = self.session.resume(describe, step=step, generation=generation, strict=strict)
         if resumed is None:
-            if step is not None or generation is not None:
-                asked = f"step {step}" if step is not None else f"generation {generation}"
-                raise EmptyRootError(f"{self.root} has no checkpoint to resume from, and {asked} was asked for")
             if init is not None:
                 self._together("init", init)
             run = Run(self, None)
@@ -428,10 +426,10 @@ class Checkpointer:
                 raise InvalidError("samples is given, but the state has no loader: State(..., loader=loader)")
             return
         used = self._loader.last_samples if samples is None else samples
-        if samples is None and not used and hasattr(self._loader, "step_samples"):
+        if samples is None and not used:
             raise InvalidError(
-                "the loader has handed out no batches for this step: take them from run.steps(), or say how many "
-                "samples all ranks together have used: ckpt.step(state, samples=n)"
+                "the loader does not know of any batch that was used for this step: take batches from run.steps(), or "
+                "say how many samples all ranks together have used: ckpt.step(state, samples=n)"
             )
         self._loader.used(used)
 
@@ -466,7 +464,7 @@ class Checkpointer:
 
     def _note(self, launched: LaunchInfo) -> None:
         """A launch has come back."""
-        if launched.skipped is not None or launched.bytes_lazy == 0:
+        if launched.skipped is not None:
             self._fences.forget()
         if launched.skipped == "in flight":
             if self.ranks.rank == 0:
@@ -512,7 +510,9 @@ class Checkpointer:
     def _stop(self, state: State, decision: Decision, metrics: Mapping[str, Any] | None) -> None:
         """The last save, if all ranks have agreed on one."""
         if self.ranks.rank == 0 or not decision.save:
-            self._say(logging.WARNING, "rank %d stops after step %d: %s", self.ranks.rank, self.completed, decision.reason)
+            self._say(
+                logging.WARNING, "rank %d stops after step %d: %s", self.ranks.rank, self.completed, decision.reason
+            )
         if decision.save:
             try:
                 self._save(state, metrics, skip=False)
@@ -622,10 +622,10 @@ def _buffers(state: State) -> list[torch.Tensor]:
 
 
 def _position(state: State) -> Any:
-    """What keeps the position in the data: the part that stands for the state's loader; None: there is none."""
+    """What keeps the position in the data: the state's loader, or the part that stands for it; None: there is none."""
     loader = state.loader
-    if loader is None:
-        return None
+    if loader is None or hasattr(loader, "used"):
+        return loader
     return next((part for part in state.parts() if getattr(part, "loader", None) is loader), loader)
 
 
@@ -646,10 +646,13 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         UnsupportedError: one of them is no single number.
     """
     found = {}
-    for name, value in metrics.items():
+    for name, given in metrics.items():
+        value: Any = given
         if isinstance(value, torch.Tensor):
             if hasattr(value, "full_tensor"):
-                raise UnsupportedError(f'metric "{name}" is a DTensor, which all ranks must gather: give .full_tensor()')
+                raise UnsupportedError(
+                    f'metric "{name}" is a DTensor, which all ranks must gather: give .full_tensor()'
+                )
             if value.numel() != 1:
                 raise UnsupportedError(f'metric "{name}" is a tensor of shape {list(value.shape)}, not one number')
             value = value.item()

@@ -83,7 +83,7 @@ def ranks_of(comm: Communicator | None, mesh: Any, data_axes: Sequence[str] | No
         raise InvalidError(f"data_axes is the string {data_axes!r}; give a list of names")
     names = mesh.mesh_dim_names
     if not names:
-        raise InvalidError("the axes of the mesh have no names: init_device_mesh(..., mesh_dim_names=(\"dp\", \"tp\"))")
+        raise InvalidError('the axes of the mesh have no names: init_device_mesh(..., mesh_dim_names=("dp", "tp"))')
     place = mesh.get_coordinate()
     if place is None or mesh.size() != world:
         raise InvalidError(

@@ -105,7 +105,7 @@ class Fences:
         self._overwritten = overwritten
 
     def forget(self) -> None:
-        """The launch reads none of them: it was left out, or has copied all."""
+        """The launch reads none of them: it was left out."""
         self._versions = []
 
     def fence(self) -> None:
@@ -183,6 +183,7 @@ class Chooser:
         self.chosen: list[torch.Tensor] = []
 
     def __call__(self, tensor: Any) -> bool:
+        """Whether it may be lazy."""
         if id(tensor) in self._not or not isinstance(tensor, torch.Tensor):
             return False
         if id(tensor) in self._ids or self._by_place(tensor):
@@ -199,7 +200,7 @@ class Chooser:
 
 def _capturing() -> bool:
     """Whether what runs now is captured in a graph, which will be replayed without hooks."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def _remove(handles: list[Any]) -> None:
@@ -227,7 +228,7 @@ def _tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor; any other as it is."""
+    """The part of a DTensor that is here; any other as it is."""
     local = getattr(tensor, "_local_tensor", tensor)
     return local if isinstance(local, torch.Tensor) else tensor
 
@@ -251,7 +252,7 @@ def _place(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
 
 def name_of(tensor: torch.Tensor, modules: Mapping[str, Any], optimizers: Iterable[torch.optim.Optimizer]) -> str:
     """What a tensor is called, for messages."""
-    names = dict(parameter_names(modules))
+    names: dict[Any, str] = dict(parameter_names(modules))
     for parameter, name in names.items():
         if _same(parameter, tensor):
             return name

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from lastgood.checkpointer import Checkpointer
 from torch import nn
-from training import EMA, State, loader_of
+from training import EMA, State, numbers_loader
 
 TOTAL = 12
 KILLS = (5, 8)  # killed after this step: at the first start, at the second
@@ -40,13 +40,8 @@ class Net(nn.Module):
 
 def features(batch):
     """Of indices, and what the data set drew for each of them."""
-    index, noise = batch if isinstance(batch, (list, tuple)) else (batch, torch.zeros(len(batch)))
+    index, noise = batch
     return torch.stack([index / 100, (index % 7).float(), noise.float(), torch.ones(len(index))], 1).float()
-
-
-def indices(batch):
-    index = batch[0] if isinstance(batch, (list, tuple)) else batch
-    return index.tolist()
 
 
 class Config:
@@ -61,7 +56,7 @@ class Config:
         torch.manual_seed(7 + (rank if self.ranks > 1 else 0))
         random.seed(rank)
         self.rank = rank
-        self.loader = loader_of(41, 4, workers=self.workers)
+        self.loader = numbers_loader(41, 4, workers=self.workers)
         self.build()
 
     def build(self):
@@ -236,7 +231,7 @@ def one(config, rank, folder, name, start, kill):
             loss = made.train(batches)
             made.state.vars["seen"] = made.state.vars.get("seen", 0) + len(batches)
             ckpt.step(made.state)
-            line = {"step": ckpt.completed, "loss": loss.hex(), "batches": [indices(b) for b in batches]}
+            line = {"step": ckpt.completed, "loss": loss.hex(), "batches": [b[0].tolist() for b in batches]}
             log.write(json.dumps(line) + "\n")
             log.flush()
             if ckpt.completed == kill and rank == 0:

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of two ranks: what one of them meets, all are told."""
 
+import logging
 import os
 import signal
+import threading
 import time
 
 import lastgood
 import torch
 from lastgood.checkpointer import Checkpointer
+from lastgood.pytorch import StoreKeys
 from test_gloo import on_processes
 from torch import nn
-from training import Loader, State
+from training import State, indices_loader
 
 
 class Trainer:
@@ -18,12 +21,12 @@ class Trainer:
         torch.manual_seed(1)
         self.model = nn.Linear(4, 4)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
-        self.loader = Loader(1000, 2)
+        self.loader = indices_loader(1000, 2)
         self.state = cls(model=self.model, optim=self.optimizer, loader=self.loader, random=False, **more)
 
     def train(self, batches):
         for b in batches:
-            self.model(b.float().unsqueeze(1).expand(-1, 4) / 100).square().mean().backward()
+            self.model(b.unsqueeze(1).expand(-1, 4) / 100).square().mean().backward()
         for p in self.model.parameters():  # as DDP does
             torch.distributed.all_reduce(p.grad)
         self.optimizer.step()
@@ -76,13 +79,13 @@ def errors(rank, root):
             trainer.model.weight.grad = torch.ones(4, 4)
         found["gradient"] = told(lambda: ckpt.save(trainer.state, step=4))
         trainer.optimizer.zero_grad()
-        trainer.loader.last_samples = 0
         # The ranks are at different steps.
         found["steps"] = told(lambda: ckpt.save(trainer.state, step=5 + rank))
         trainer.state.vars["broken"] = True
         ckpt.save(trainer.state, step=9)
     with Checkpointer(root, timeout=60) as ckpt:
         found["restore"] = told(lambda: ckpt.resume(trainer.state))
+        trainer.state.vars["broken"] = False
         found["notes"] = ckpt.resume(trainer.state, step=3).notes
     return found
 
@@ -115,8 +118,6 @@ def background_failure(rank, root):
         broken = True
 
         def __init__(self):
-            from lastgood.pytorch import StoreKeys
-
             self.keys = StoreKeys()
 
         def set(self, key, value):
@@ -146,6 +147,74 @@ def test_k04_f065_k06_f100_a_failure_in_the_background_is_raised_on_every_rank(r
     assert "step 1" in found[0][1]
     assert "rank 1" in found[0][1]
     assert [e.step for e in lastgood.entries(root)] == [4, 3]
+
+
+class Gate:
+    """torch.distributed's store, on which saves in the background wait until it is opened."""
+
+    def __init__(self):
+        self.keys = StoreKeys()
+        self.open = threading.Event()
+
+    def set(self, key, value):
+        assert self.open.wait(60)
+        self.keys.set(key, value)
+
+    def get(self, key):
+        return self.keys.get(key)
+
+
+def gated(rank, root):
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("lastgood").addHandler(handler)
+    logging.getLogger("lastgood").setLevel(logging.INFO)
+    trainer, gate = Trainer(), Gate()
+    trainer.state.vars["tokens"] = 100
+    with Checkpointer(root, every=1, when_busy="skip", kv=gate, timeout=60) as ckpt:
+        run = ckpt.resume(trainer.state)
+        for batches in run.steps(1000):
+            trainer.train(batches)
+            ckpt.step(trainer.state)
+            trainer.state.vars["tokens"] += 1
+            if ckpt.completed == 3:
+                break
+        skipped = ckpt.status().saves_skipped
+        with torch.no_grad():
+            trainer.model.weight.add_(1)  # read by nobody: the saves of steps 2 and 3 were left out
+        trainer.train(next(ckpt.batches(1)))
+        early = list(said)
+        gate.open.set()
+        durable = ckpt.wait().step
+    late = said[len(early) :]
+    entries = [e.step for e in lastgood.entries(root)]
+    gate = Gate()
+    try:
+        with Checkpointer(root, every=1, kv=gate, timeout=60) as ckpt:
+            for batches in ckpt.resume(trainer.state).steps(5):
+                trainer.train(batches)
+                ckpt.step(trainer.state)
+                trainer.train(batches)
+                threading.Timer(0.3, gate.open.set).start()
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    return skipped, early, durable, late, entries, [e.step for e in lastgood.entries(root)]
+
+
+def test_k04_f059_f062_f067_saved_is_said_when_it_is_durable_and_the_end_waits(root, tmp_path):
+    found = on_processes(2, tmp_path, gated, str(root))
+    assert not any(isinstance(f, BaseException) for f in found), found
+    for rank, (skipped, early, durable, late, entries, after) in enumerate(found):
+        assert (skipped, durable, entries, after) == (2, 1, [1], [2, 1]), rank
+        assert not any("is saved" in text for text in early)
+        if rank == 0:
+            assert any("saving step 1 in the background" in text for text in early)
+            assert any("the save of step 2 is left out" in text for text in early)
+            assert any("step 1 is saved" in text for text in late)
+    # What went on behind the launch is not in it.
+    assert lastgood.open(f"{root}@1").state["vars"] == {"tokens": 100}
 
 
 def only_rank_0(rank, root):

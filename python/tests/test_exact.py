@@ -12,7 +12,6 @@ import lastgood
 import pytest
 import torch
 from exact_runs import CONFIGS, EVERY, KILLS, TOTAL
-from training import REAL
 
 RUNNER = Path(__file__).resolve().parent / "exact_runs.py"
 GROUPS = {
@@ -34,8 +33,6 @@ def state_of(checkpoint):
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_k09_f167_a_killed_and_resumed_run_has_the_bits_of_one_that_never_stopped(group, roots):
-    if group != "one process" and not REAL:
-        pytest.skip("the small stand-in for a state knows no shards")
     names = GROUPS[group]
     roots.folder.joinpath("runs").mkdir()
     folder = roots.folder / "runs"
@@ -71,4 +68,6 @@ def compare(folder, name, ranks):
     assert set(tensors) == set(a)
     for key, t in a.read(framework="torch").items():
         assert t.dtype == tensors[key].dtype
-        assert torch.equal(t.view(torch.uint8) if t.ndim else t, tensors[key].view(torch.uint8) if t.ndim else tensors[key]), (name, key)
+        assert torch.equal(
+            t.view(torch.uint8) if t.ndim else t, tensors[key].view(torch.uint8) if t.ndim else tensors[key]
+        ), (name, key)

@@ -1,21 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where tests take a training state and a loader from."""
+"""Data for small training runs."""
 
 import torch
-from fakes import Loader
+from lastgood.data import DataLoader
+from lastgood.state import EMA, State
 
-try:
-    import lastgood.data
-    import lastgood.random
-    from lastgood.state import EMA, State
-
-    REAL = True
-except ImportError:
-    from fakes import EMA, State
-
-    REAL = False
-
-__all__ = ["EMA", "REAL", "Loader", "State", "loader_of"]
+__all__ = ["EMA", "State", "indices_loader", "numbers_loader"]
 
 
 class Numbers:
@@ -31,10 +21,11 @@ class Numbers:
         return torch.tensor(index), torch.rand(())
 
 
-def loader_of(samples, batch_size, workers=0):
-    """A loader of a shuffled data set of numbers."""
-    if not REAL:
-        return Loader(samples, batch_size)
-    return lastgood.data.DataLoader(
-        Numbers(samples), batch_size=batch_size, shuffle=True, seed=3, num_workers=workers, drop_last=True
-    )
+def numbers_loader(samples, batch_size, workers=0):
+    """Batches of indices and of numbers drawn for them."""
+    return DataLoader(Numbers(samples), batch_size, shuffle=True, seed=3, num_workers=workers, drop_last=True)
+
+
+def indices_loader(samples, batch_size):
+    """Batches of indices, as floats."""
+    return DataLoader(torch.arange(float(samples)), batch_size, shuffle=True, seed=0)

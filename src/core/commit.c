@@ -270,15 +270,17 @@ static lg_status settle_replicas(lg_save *save, bool same, bool check_declared, 
     lg__buf mine;
     lg__buf_init(&mine, SIZE_MAX / 2);
     lg_error local = LG_ERROR_INIT;
-    /* An empty list says that this rank could not make one. */
-    if (lg__replicas_list(save, &mine, &local) != LG_OK) {
-        lg__buf_free(&mine);
-    }
+    /* One byte, shorter than any entry, says that this rank could not make one; a rank that declares all of its tensors
+     * has an empty one. */
+    static const char failed[1] = {0};
+    bool made = lg__replicas_list(save, &mine, &local) == LG_OK;
+    const void *data = made ? (mine.len > 0 ? mine.data : failed) : failed;
     void *all = NULL;
-    lg_status st = lg__comm_all_gather(s->comm, mine.data, mine.len, &all, sizes, s->deadline_ms, err);
+    lg_status st =
+        lg__comm_all_gather(s->comm, data, made ? mine.len : sizeof failed, &all, sizes, s->deadline_ms, err);
     lg__buf_free(&mine);
     for (uint32_t r = 0; st == LG_OK && r < s->comm->size; r++) {
-        if (sizes[r] == 0) {
+        if (sizes[r] == sizeof failed) {
             st = lg_error_set(err, LG_ERR_PEER, "rank %" PRIu32 " could not list its tensors%s%s", r,
                               local.message[0] != '\0' ? ": " : "", local.message);
         }
