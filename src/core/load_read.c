@@ -16,8 +16,6 @@
 #define WINDOW_BYTES (UINT64_C(4) << 20)
 #define MIN_WINDOW_BYTES (UINT64_C(1) << 20) /* with less memory rather fewer threads */
 #define MAX_THREADS 8
-#define WINDOWS_EACH 4
-#define FAIR_WINDOW_BYTES (UINT64_C(2) << 20) /* two of READ_BYTES, of each of two windows */
 /* One read that takes its time: as large as devices like. */
 #define READ_BYTES (UINT64_C(1) << 20)
 
@@ -259,13 +257,7 @@ static uint32_t share_out(job *j, uint64_t bytes, uint64_t buffer_bytes)
     j->n_windows = each >= block ? LG__READER_WINDOWS : 1;
     /* Of a small load a window holds all, with its first and last block whole. */
     const uint64_t all = bytes < WINDOW_BYTES ? lg__block_count(bytes, block) * block + block : WINDOW_BYTES;
-    /* Of a load that is soon done each thread takes several, so that all end at
-     * about the same time; as many reads are under way as with larger ones. */
-    const uint64_t fair = bytes / threads / WINDOWS_EACH;
-    const uint64_t most = threads == 1 || fair >= WINDOW_BYTES ? WINDOW_BYTES
-                          : fair > FAIR_WINDOW_BYTES           ? fair
-                                                               : FAIR_WINDOW_BYTES;
-    each = each < most ? each : most;
+    each = each < WINDOW_BYTES ? each : WINDOW_BYTES;
     each = (each < all ? each : all) / block * block;
     j->window_bytes = each > 0 ? each : block;
     j->expected = bytes / threads;
