@@ -53,11 +53,12 @@ class Config:
     mesh = None
 
     def __init__(self, rank):
-        torch.manual_seed(7 + (rank if self.ranks > 1 else 0))
+        torch.manual_seed(7)
         random.seed(rank)
         self.rank = rank
         self.loader = numbers_loader(41, 4, workers=self.workers)
         self.build()
+        torch.manual_seed(100 + rank)  # replicas begin alike, and draw each its own
 
     def build(self):
         raise NotImplementedError
