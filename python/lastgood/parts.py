@@ -24,7 +24,7 @@ class Axis(NamedTuple):
 
     name: str  # "dp", "tp", "pp"; whatever the trainer calls it
     size: int
-    index: int  # this rank's
+    coordinate: int  # this rank's
 
 
 class Ranks(NamedTuple):
@@ -45,7 +45,7 @@ class Ranks(NamedTuple):
         found = 0
         for axis in self.mesh:
             if axis.name in self.data:
-                found = found * axis.size + axis.index
+                found = found * axis.size + axis.coordinate
         return found
 
     @property

@@ -473,7 +473,7 @@ def _coordinate(ranks: Ranks) -> tuple[int, ...]:
     """Along the axes of more than one rank; where the mesh does not tell ranks apart, the rank."""
     if math.prod(axis.size for axis in ranks.mesh) != ranks.world:
         return (ranks.rank,)
-    return tuple(axis.index for axis in ranks.mesh if axis.size > 1)
+    return tuple(axis.coordinate for axis in ranks.mesh if axis.size > 1)
 
 
 def _same_mesh(one: Any, other: Any) -> bool:

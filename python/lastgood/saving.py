@@ -221,14 +221,13 @@ class Save:
         number = _group(group)
         with self._noted():
             for name, array, shape, layout, buffer, lazy in items:
-                memory = arrays.describe(name, array)
+                compared = self._session.world > 1 and (layout is None or self._session.compares)
+                memory, flags = self._memory(name, array, lazy, compared)
                 if layout is not None:
                     if shape is None or layout.flat:
                         raise InvalidError(f'"{name}": an item needs the global shape, and no flat layout')
                     check_part(name, memory, shape, layout, 0, self._session.rank)
-                flags = lib.LG_TENSOR_BUFFER if buffer else 0
-                if lazy and self._keep_lazy(array, memory):
-                    flags |= lib.LG_TENSOR_LAZY
+                flags |= lib.LG_TENSOR_BUFFER if buffer else 0
                 columns.add(name, memory, group=number, flags=flags, shape=shape, layout=layout)
             self._add(columns)
 
