@@ -10,7 +10,7 @@ SECONDS ?= 60
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup setup-test setup-proof build demo test test-fast sanitize tsan valgrind python package wheel soak prove \
-        prove-the-proof fuzz coverage analyze bench bench-peers filesystems install lint format clean
+        prove-the-proof fuzz coverage bench bench-peers filesystems install lint format clean
 
 help:
 	@echo 'make demo      set up, build, and show a run that is killed and resumes to the same bits'
@@ -29,7 +29,7 @@ help:
 	@echo 'make test-fast only the C tests;  make python: what PyTorch and safetensors read'
 	@echo 'make package   the tests of the Python package'
 	@echo 'make sanitize  the C tests under ASan and UBSan;  make tsan, make valgrind: under those'
-	@echo 'make coverage  lines and branches that the C tests reach;  make analyze: gcc -fanalyzer and clang-tidy'
+	@echo 'make coverage  lines and branches that the C tests reach'
 	@echo 'make filesystems  what moves data, with every engine, on ext4, xfs, btrfs and tmpfs (as root)'
 	@echo 'make lint      formatting, shell scripts, documentation, symbols;  make format: reformat'
 
@@ -81,9 +81,6 @@ fuzz: setup-proof build
 
 coverage: setup-proof
 	@BUILD=$(BUILD) JOBS=$(JOBS) tools/coverage
-
-analyze: setup-proof build
-	@BUILD=$(BUILD) JOBS=$(JOBS) tools/analyze
 
 bench: build
 	@$(BUILD)/bench/io

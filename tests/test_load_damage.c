@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/hash.h"
 #include "core/checkpoint.h"
+#include "format/sums.h"
 #include "support/build.h"
 #include "support/check.h"
 #include "support/fault_store.h"
@@ -156,6 +158,34 @@ static void test_swapped_files(void **state)
     assert_true(swaps >= 12); /* of equal length: sums files of other ranks and of the other step */
     assert_true(same > 0);
     assert_null(sample_open_wrong(s, 0, &err));
+    sample_free(s);
+}
+
+/* Data and a checksum table that fit each other, under a report of another
+ * attempt: what remains of a copy that was made while a step was replaced. */
+static void test_table_of_another_attempt(void **state)
+{
+    (void)state;
+    static const char shard[] = "shard-00001-model-00001-of-00001.safetensors", sums[] = "rank-00001.sums";
+    sample *s = sample_make_small(SAMPLE_MEMORY);
+    size_t bytes, sums_bytes;
+    char *data = build_read(s->store, s->folder, shard, &bytes);
+    char *table = build_read(s->store, s->folder, sums, &sums_bytes);
+    const size_t at = LG__SUMS_HEAD_BYTES; /* the first table is that of the first file */
+    assert_int_equal(lg__get_u64le(table + at), bytes);
+    size_t header = (size_t)lg__get_u64le(table + at + 8), crc_at = at + LG__TABLE_HEAD_BYTES;
+    size_t block = bytes - header < SAMPLE_BLOCK ? bytes - header : SAMPLE_BLOCK;
+    assert_int_equal(lg__get_u32le(table + crc_at), lg__crc32c(0, data + header, block));
+    data[header + 1] ^= 4;
+    uint32_t crc = lg__crc32c(0, data + header, block);
+    for (int i = 0; i < 4; i++) {
+        table[crc_at + (size_t)i] = (char)(crc >> (8 * i));
+    }
+    build_write(s->store, s->folder, shard, data, bytes);
+    build_write(s->store, s->folder, sums, table, sums_bytes);
+    must_refuse(s, "and its table, both of another attempt,", shard);
+    free(data);
+    free(table);
     sample_free(s);
 }
 
@@ -355,6 +385,8 @@ int main(void)
         {"K01 K13: a flip of any byte of any file is refused", test_flip_every_byte, NULL, NULL, NULL},
         {"K01 K14: cut, zeroed, grown and removed files are refused", test_damaged_files, NULL, NULL, NULL},
         {"K01 K14: files that changed places are refused", test_swapped_files, NULL, NULL, NULL},
+        {"K01 K14: data and a table that fit each other, but not the report, are refused",
+         test_table_of_another_attempt, NULL, NULL, NULL},
         {"every failing read arrives as its own error", test_read_errors, NULL, NULL, NULL},
         {"K17 F274: a file that shrinks while open is an ordinary error", test_shrinks_while_open, NULL, NULL, NULL},
         {"K08: a failed load changes nothing", test_failed_load_changes_nothing, NULL, NULL, NULL},

@@ -223,6 +223,22 @@ ON_EVERY_ROOT(k03_damaged_ones_do_not_count_towards_what_is_kept)
     expect_steps(root, STEPS(4, 5));
 }
 
+ON_EVERY_ROOT(k03_one_that_lost_a_file_does_not_count_towards_what_is_kept)
+{
+    run_spec s = spec_of(1, STEPS(1, 2, 3));
+    root_run(root, &s);
+    char folders[8][64], path[256];
+    root_folders(root, folders, 8);
+    snprintf(path, sizeof path, "%s/rank-00001.sums", folders[1]);
+    lg_error err = LG_ERROR_INIT;
+    assert_int_equal(lg__store_remove_file(root->inner, path, &err), LG_OK);
+    run_spec more = spec_of(1, STEPS(4));
+    more.keep_last = 3;
+    root_run(root, &more); /* 2 was neither loaded nor looked at before */
+    assert_int_equal(more.resumed_from, 3);
+    expect_steps(root, STEPS(1, 2, 3, 4));
+}
+
 ON_EVERY_ROOT(the_same_step_committed_twice_makes_two_generations)
 {
     run_spec s = spec_of(2, STEPS(7, 7));
@@ -543,6 +559,7 @@ int main(void)
         cmocka_unit_test(k03_retention_keeps_the_last_ones_and_every_kth_step),
         cmocka_unit_test(k03_retention_of_one_keeps_the_last_good_one),
         cmocka_unit_test(k03_damaged_ones_do_not_count_towards_what_is_kept),
+        cmocka_unit_test(k03_one_that_lost_a_file_does_not_count_towards_what_is_kept),
         cmocka_unit_test(the_same_step_committed_twice_makes_two_generations),
         cmocka_unit_test(a_step_that_is_committed_is_not_saved_again_on_request),
         cmocka_unit_test(a_session_that_did_not_resume_may_not_save_beside_another_run),

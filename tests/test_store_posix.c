@@ -702,6 +702,17 @@ static int odd_linkat(int a, const char *from, int b, const char *to, int flags)
     return -1;
 }
 
+static int no_linkat(int a, const char *from, int b, const char *to, int flags)
+{
+    (void)a;
+    (void)from;
+    (void)b;
+    (void)to;
+    (void)flags;
+    errno = EPERM;
+    return -1;
+}
+
 static int odd_renameat2(int a, const char *from, int b, const char *to, unsigned flags)
 {
     lie.calls++;
@@ -770,6 +781,24 @@ static void no_hard_links(void **state)
         assert_int_equal(count_names(at(x, "d")), 1);
         OK(lg__store_remove_file(x->s, "d/a", &err));
     }
+    /* the rename in its place was carried out, its repetition failed */
+    static const int lost[] = {EEXIST, EIO, ENOENT};
+    for (size_t i = 0; i < 3; i++) {
+        lie.os_errno = lost[i];
+        lie.does_it = true;
+        lg__posix.linkat = no_linkat;
+        lg__posix.renameat2 = odd_renameat2;
+        OK(lg__store_put_new(x->s, "d/a", "x", 1, &err));
+        holds(x->s, "d/a", "x", 1);
+        assert_int_equal(count_names(at(x, "d")), 1);
+        lie.does_it = false;
+        assert_int_not_equal(lg__store_put_new(x->s, "d/b", "y", 1, &err), LG_OK);
+        assert_int_equal(err.os_errno, lost[i]);
+        assert_int_equal(count_names(at(x, "d")), 1);
+        lg__posix = lg__posix_real;
+        OK(lg__store_remove_file(x->s, "d/a", &err));
+    }
+    lg__posix.linkat = no_linkat;
     /* neither way: said, not done in a way that could overwrite */
     lie.os_errno = ENOSYS;
     lg__posix.renameat2 = odd_renameat2;

@@ -41,7 +41,7 @@ class Ranks(NamedTuple):
 
     @property
     def data_rank(self) -> int:
-        """The place of this rank among those that take different samples, row-major over the data axes."""
+        """The rank's place among those that take different samples, row-major over the data axes."""
         found = 0
         for axis in self.mesh:
             if axis.name in self.data:
