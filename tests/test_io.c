@@ -1003,6 +1003,28 @@ static void budget(void **state)
         name, test, setup, teardown, NULL \
     }
 
+/* What cannot be synced, a pipe, says so: the request is a sync, not nothing. */
+static void ring_syncs(void **state)
+{
+    (void)state;
+    if (!lg__uring_works()) {
+        skip();
+    }
+    int fds[2], result = 0;
+    uint64_t token = 0;
+    lg__uring *ring = NULL;
+    assert_int_equal(pipe(fds), 0);
+    assert_int_equal(lg__uring_new(4, NULL, 0, &ring), 0);
+    lg__uring_op op = {.kind = LG__URING_SYNC, .fd = fds[1], .token = 7};
+    assert_int_equal(lg__uring_begin(ring, &op), 0);
+    assert_int_equal(lg__uring_wait(ring, &token, &result), 0);
+    assert_int_equal(token, 7);
+    assert_int_equal(result, -EINVAL);
+    lg__uring_free(ring);
+    close(fds[0]);
+    close(fds[1]);
+}
+
 int main(int argc, char **argv)
 {
     self = argv[0];
@@ -1023,6 +1045,7 @@ int main(int argc, char **argv)
              refused_direct),
         TEST("K17: what is in the page cache is known", knows_the_cache),
         TEST("K17 F286: the engine can be chosen, and threads take over where io_uring is refused", falls_back),
+        TEST("K01: a sync in the ring is a sync", ring_syncs),
         TEST("in a sandbox that refuses io_uring saving works", sandbox),
         TEST("a child process does not touch the ring of its parent", after_fork),
         TEST("a checkpoint comes back whole with every engine and cap, and no descriptor is left", checkpoints),
