@@ -57,7 +57,7 @@ def forget(path: Path) -> None:
         finally:
             os.close(fd)
     if left > total // 100:
-        raise OSError(f"{left} of {total} pages of {path} are still in the page cache")
+        raise OSError(f"{left} of {total} pages of {path} are still in the page cache; is it on a disk (not on tmpfs)?")
 
 
 def _resident(fd: int, size: int) -> int:
