@@ -24,7 +24,6 @@ class JobError(Exception):
 
 def context():
     """The server from which ranks are forked; the same at each call."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun does; and two ranks' sums do not depend on the machine
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["torch", "torch.distributed.fsdp", "lastgood.checkpointer", "lastgood.data"])
     return found
@@ -37,6 +36,10 @@ def run_rank(script, arguments, environment, log):
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.environ.update(environment)
+    import torch
+
+    torch.set_num_threads(1)  # as under torchrun
+    multiprocessing.set_start_method("fork", force=True)  # as in a program of its own, not the server's
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(script))
     runpy.run_path(script, run_name="__main__")
@@ -110,7 +113,9 @@ class Job:
         codes = [p.exitcode for p in self.ranks]
         if any(codes) or self.living():
             self.kill()
-            raise JobError(f"exit codes {codes} (None: still running); {self.log} ends:\n" + "\n".join(self.said()[-30:]))
+            raise JobError(
+                f"exit codes {codes} (None: still running); {self.log} ends:\n" + "\n".join(self.said()[-30:])
+            )
         return self.said()
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a GAN on points of a ring: two models, two optimizers, buffers that the forward pass writes.
 
-    python gan.py --root runs/gan
+python gan.py --root runs/gan
 """
 
 import argparse

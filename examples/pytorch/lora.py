@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tunes small matrices beside the frozen weights of a checkpoint of train.py; a checkpoint holds only these.
 
-    python train.py --root runs/base
-    python lora.py --base runs/base --root runs/lora
+python train.py --root runs/base
+python lora.py --base runs/base --root runs/lora
 """
 
 import argparse

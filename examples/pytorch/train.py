@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small transformer on the characters of a novel; kill it at any moment and start it again.
 
-    python train.py --root runs/none
-    torchrun --nproc-per-node 2 train.py --parallel fsdp2 --root runs/fsdp2
+python train.py --root runs/none
+torchrun --nproc-per-node 2 train.py --parallel fsdp2 --root runs/fsdp2
 """
 
 import argparse
@@ -114,7 +114,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     micro_batch, rest = divmod(args.batch, world * args.accumulate)
     if rest:
-        raise SystemExit(f"--batch {args.batch} cannot be shared out to {world} ranks x {args.accumulate} micro-batches")
+        raise SystemExit(
+            f"--batch {args.batch} cannot be shared out to {world} ranks x {args.accumulate} micro-batches"
+        )
 
     torch.manual_seed(1)  # the same weights on all ranks
     model: nn.Module = Transformer(dropout=args.dropout)

@@ -98,7 +98,9 @@ def test_a_lora_run_saves_the_adapters_alone_and_refuses_another_base(start, roo
 
 def test_the_commands_of_the_readme_are_those_of_the_programs():
     folder = TOOLS.parent / "examples" / "pytorch"
-    said = re.findall(r"^(?:python|torchrun --nproc-per-node \d) (\w+\.py)(.*)$", (folder / "README.md").read_text(), re.M)
+    said = re.findall(
+        r"^(?:python|torchrun --nproc-per-node \d) (\w+\.py)(.*)$", (folder / "README.md").read_text(), re.M
+    )
     assert {name for name, _ in said} == {"train.py", "gan.py", "lora.py"}
     for name, options in said:
         text = (folder / name).read_text(encoding="utf-8")
