@@ -121,7 +121,8 @@ def main() -> None:
     torch.manual_seed(1)  # the same weights on all ranks
     model: nn.Module = Transformer(dropout=args.dropout)
     if args.parallel == "ddp":
-        model = DistributedDataParallel(model)
+        # It also keeps the order in which ranks are summed: docs/training-state.md, "Several ranks".
+        model = DistributedDataParallel(model, find_unused_parameters=True)
     elif args.parallel == "fsdp2":
         for block in model.blocks:
             fully_shard(block)
