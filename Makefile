@@ -9,7 +9,7 @@ SECONDS ?= 60
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test setup-proof build demo test test-fast sanitize tsan valgrind python package wheel soak prove \
+.PHONY: help setup setup-test setup-proof build demo test test-fast sanitize tsan valgrind python package wheel soak soak-torch prove \
         prove-the-proof fuzz coverage bench bench-peers filesystems install lint format clean
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo 'make install   install program, library and headers under PREFIX (now $(PREFIX))'
 	@echo 'make wheel     build the Python wheel (pip install . needs no make)'
 	@echo 'make soak      kill training runs KILLS times (now $(KILLS)), with and without --async, and compare the bits'
+	@echo 'make soak-torch  kill PyTorch runs of two ranks 50 times; the same, with DDP and FSDP2'
 	@echo 'make prove     cut the power at every moment of the protocol and start again (half an hour)'
 	@echo 'make prove-the-proof  take out one sync or check at a time: does a test notice?'
 	@echo 'make fuzz      every parser, the geometry, the round trip: SECONDS each (now $(SECONDS)); fuzz/README.md'
@@ -66,6 +67,9 @@ filesystems: setup-test build
 soak: build
 	@BUILD=$(BUILD) tools/soak --kills $(KILLS)
 	@BUILD=$(BUILD) tools/soak --kills $(KILLS) --async
+
+soak-torch: setup-test build
+	@python=$$(BUILD=$(BUILD) tools/python-package) && BUILD=$(BUILD) "$$python" tools/soak-torch
 
 prove: setup-test build
 	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests prove

@@ -221,6 +221,12 @@ class ModulesPart(Part):
                 f"{len(found.unsaved)} buffers that are not persistent were left as they are, which is not initialised "
                 f"after to_empty(): {some(found.unsaved)}"
             )
+        if any(_sums_anew(e.ddp, of) for e in found.entries if e.parameter):
+            of.notes.append(
+                "DistributedDataParallel sums gradients over more than two ranks in another order in the first step after "
+                "a start than in later ones, so the last bits may be others than without the interruption; "
+                "find_unused_parameters=True keeps one order"
+            )
         self._extra = []
         for key, module in found.extra:
             if key in reader.keys:
@@ -243,6 +249,15 @@ def _is_frozen(e: Entry) -> bool:
 
 def _broadcasts(e: Entry) -> bool:
     return e.ddp is not None and bool(e.ddp.broadcast_buffers) and not placement.is_dtensor(e.tensor)
+
+
+def _sums_anew(ddp: Any, of: Restoring) -> bool:
+    """Whether a resume on as many ranks rounds sums of gradients otherwise: after its first step the reducer rebuilds
+    its buckets, and a ring adds up each part of a bucket from another rank on. Two ranks' sums have no order.
+    """
+    if ddp is None or of.checkpoint.world != of.ranks.world or ddp.process_group.size() < 3:
+        return False
+    return bool(ddp.static_graph) or not ddp.find_unused_parameters
 
 
 def _is_truth(e: Entry, to: Saving) -> bool:
