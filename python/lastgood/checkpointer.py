@@ -94,7 +94,7 @@ class Checkpointer:
         check_replicas: compare replicas at every K-th save; 0: never.
         new_run: start a new run in a root with checkpoints, of which :meth:`resume` takes none.
         finite: refuse to save NaN and infinity.
-        timeout: the longest wait for other ranks, seconds.
+        timeout: the longest wait for other ranks, seconds or ``"10min"``.
         kv: how ranks learn of each other's saves: None: through files; ``"store"``: torch.distributed's store; or any
             object with ``set`` and ``get``.
         staging_bytes: cap of the copy that a save in the background needs; 0: one copy of this rank's part.
@@ -134,7 +134,7 @@ class Checkpointer:
         check_replicas: int = 0,
         new_run: bool = False,
         finite: bool = False,
-        timeout: float = 600.0,
+        timeout: float | str = 600.0,
         kv: KeyValueStore | Literal["store"] | None = None,
         staging_bytes: int = 0,
         buffer_bytes: int = 64 << 20,

@@ -304,6 +304,17 @@ def test_a_new_run_takes_none_of_the_checkpoints(root):
         assert ckpt.resume(Trainer().state).step == 1
 
 
+def test_a_loader_that_the_checkpoint_does_not_know_is_an_error_that_says_what_to_do(root):
+    model = nn.Linear(4, 4)
+    with Checkpointer(root) as ckpt:
+        ckpt.save(State(model=model), step=1)
+    state = State(model=model, loader=indices_loader(40, 2))
+    with Checkpointer(root) as ckpt, pytest.raises(lastgood.MissingError, match=r'no position of "loader".*exact=False'):
+        ckpt.resume(state)
+    with Checkpointer(root, exact=False) as ckpt:
+        assert ckpt.resume(state).not_restored == ("loader",)
+
+
 def test_what_is_no_state_is_refused_by_its_type(root):
     trainer = Trainer()
     with Checkpointer(root) as ckpt:
