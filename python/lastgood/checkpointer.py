@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,7 +94,7 @@ class Checkpointer:
         check_replicas: compare replicas at every K-th save; 0: never.
         new_run: start a new run in a root with checkpoints, of which :meth:`resume` takes none.
         finite: refuse to save NaN and infinity.
-        timeout: the longest wait for other ranks, seconds.
+        timeout: the longest wait for other ranks, seconds or ``"10min"``.
         kv: how ranks learn of each other's saves: None: through files; ``"store"``: torch.distributed's store; or any
             object with ``set`` and ``get``.
         staging_bytes: cap of the copy that a save in the background needs; 0: one copy of this rank's part.
@@ -133,7 +134,7 @@ class Checkpointer:
         check_replicas: int = 0,
         new_run: bool = False,
         finite: bool = False,
-        timeout: float = 600.0,
+        timeout: float | str = 600.0,
         kv: KeyValueStore | Literal["store"] | None = None,
         staging_bytes: int = 0,
         buffer_bytes: int = 64 << 20,
@@ -146,6 +147,13 @@ class Checkpointer:
             raise InvalidError(f'background is {background!r}, not "lazy", "eager" or "off"')
         if when_busy not in ("wait", "skip"):
             raise InvalidError(f'when_busy is {when_busy!r}, not "wait" or "skip"')
+        if kv is not None and kv != "store" and not (hasattr(kv, "set") and hasattr(kv, "get")):
+            raise InvalidError(f'kv is {kv!r}, not "store", an object with set and get, or None')
+        if not (attach is None or callable(attach) or isinstance(attach, Mapping)):
+            raise InvalidError(f"attach is {attach!r}, no mapping from names to contents, and no function of one")
+        keep, keep_every = _count("keep", keep), _count("keep_every", keep_every)
+        max_skips, check_replicas = _count("max_skips", max_skips), _count("check_replicas", check_replicas)
+        timeout = seconds_of("timeout", timeout)
         self.root = os.fspath(root)
         self._every, every_seconds = _every(every)
         limit = None if time_limit is None else seconds_of("time_limit", time_limit)
@@ -265,7 +273,7 @@ class Checkpointer:
         if resumed is None:
             if init is not None:
                 self._together("init", init)
-            run = Run(self, None)
+            run = Run(self, None, new=self._new_run)
         else:
             restoring = tried[0]
             restoring.load.checkpoint = resumed.checkpoint
@@ -402,6 +410,8 @@ class Checkpointer:
             raise StateError(f"the checkpointer of {self.root} is closed")
         if os.getpid() != self._pid:
             raise StateError("the checkpointer belongs to the process that made it; a child made by fork cannot use it")
+        if not all(hasattr(state, what) for what in ("loader", "modules", "optimizers", "parts", "restore")):
+            raise InvalidError(f"a {type(state).__name__} is no state: give a lastgood.State(model=model, …)")
         loader = _position(state)
         if loader is not None and loader is not self._loader:
             loader.bind(self.ranks)
@@ -643,8 +653,11 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics as plain values.
 
     Raises:
+        InvalidError: they have no names.
         UnsupportedError: one of them is no single number.
     """
+    if not isinstance(metrics, Mapping):
+        raise InvalidError(f"metrics is {metrics!r}, no mapping from names to numbers: metrics={{'loss': loss}}")
     found = {}
     for name, given in metrics.items():
         value: Any = given
@@ -662,13 +675,28 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _count(name: str, value: int) -> int:
+    """An option that is a number of things.
+
+    Raises:
+        InvalidError: it is something else.
+    """
+    with contextlib.suppress(TypeError):
+        if not isinstance(value, bool) and operator.index(value) >= 0:
+            return operator.index(value)
+    raise InvalidError(f"{name} is {value!r}, not 0 or a number above")
+
+
 def _every(every: int | str | None) -> tuple[int | None, float | None]:
     """Steps, and seconds."""
     if isinstance(every, str):
         return None, seconds_of("every", every)
-    if every is not None and (isinstance(every, bool) or every < 1):
-        raise InvalidError(f'every is {every!r}, not a number of steps, "20min", or None')
-    return every, None
+    if every is None:
+        return None, None
+    with contextlib.suppress(TypeError):
+        if not isinstance(every, bool) and operator.index(every) >= 1:
+            return operator.index(every), None
+    raise InvalidError(f'every is {every!r}, not a number of steps, "20min", or None')
 
 
 def _grace(grace: float | str, limit: float | None) -> float:

@@ -114,6 +114,8 @@ def references(skeleton: Any) -> Iterator[str]:
 
 def has_state(value: Any) -> bool:
     """Whether it is an object that gives and takes its state."""
+    if isinstance(value, type):
+        return False
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 

@@ -81,6 +81,8 @@ def ranks_of(comm: Communicator | None, mesh: Any, data_axes: Sequence[str] | No
         return Ranks(rank, world, (Axis("dp", world, rank),), ("dp",), comm)
     if isinstance(data_axes, str):
         raise InvalidError(f"data_axes is the string {data_axes!r}; give a list of names")
+    if not hasattr(mesh, "mesh_dim_names"):
+        raise InvalidError(f"mesh is {mesh!r}, not a DeviceMesh")
     names = mesh.mesh_dim_names
     if not names:
         raise InvalidError('the axes of the mesh have no names: init_device_mesh(..., mesh_dim_names=("dp", "tp"))')

@@ -37,7 +37,10 @@ class Run:
         resumed: Resumed | None,
         notes: tuple[str, ...] = (),
         not_restored: tuple[str, ...] = (),
+        *,
+        new: bool = False,
     ) -> None:
+        self._new = new
         self._ckpt = ckpt
         self.resumed = resumed is not None
         self.step = 0 if resumed is None else resumed.step
@@ -72,6 +75,9 @@ class Run:
         Raises:
             StateError: :meth:`Checkpointer.step` was not called since the last one was yielded.
         """
+        for name, value in (("total", total), ("accumulate", accumulate)):
+            if not hasattr(value, "__index__"):
+                raise InvalidError(f"{name} is {value!r}, not a whole number")
         if accumulate < 1:
             raise InvalidError(f"accumulate is {accumulate}, not 1 or more")
         self._ckpt.aim(total)
@@ -96,6 +102,10 @@ class Run:
     def __str__(self) -> str:
         if not self.resumed:
             lines = [f"{self._ckpt.root} holds no checkpoint: the run starts at step 0"]
+            if self._new:
+                lines = [
+                    f"new_run=True: a new run starts at step 0; checkpoints in {self._ckpt.root} were not looked at"
+                ]
         else:
             ranks = "1 rank" if self.saved_world == 1 else f"{self.saved_world} ranks"
             lines = [f"goes on from {self.source}: step {self.step}, generation {self.generation}, saved by {ranks}"]

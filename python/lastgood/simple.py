@@ -354,7 +354,11 @@ def load_into(
         alone = os.fspath(src).endswith(".safetensors") and os.path.isfile(src)
         with SafetensorsFile(src) if alone else Checkpoint(src) as opened:
             return load_into(model, opened, strict=strict, rename=rename, cast=cast)
+    if not (rename is None or callable(rename) or isinstance(rename, Mapping)):
+        raise InvalidError(f"rename is {rename!r}, no function and no mapping")
     plan = _Plan(model, src, rename, cast)
+    if not plan.targets and not isinstance(model, Mapping) and not hasattr(model, "state_dict"):
+        raise InvalidError(f"model is a {type(model).__name__}, neither a torch module nor a tree of arrays")
     if strict:
         plan.check_strict()
     plan.check_ties()

@@ -20,6 +20,9 @@ __all__ = ["EMA", "PerRank", "State"]
 # Names on disk that are not a user's: plain values, random generators, and what describes tensors.
 _RESERVED = frozenset((VARS, "random", "frozen", "made_of", "replicas", "tree"))
 
+# What a checkpoint tells of its run, and nothing restores.
+_OF_A_RUN = frozenset(("metrics", "samples"))
+
 
 class State:
     """What a training run consists of: modules, optimizers, schedulers, and all else that a resumed run needs to go on
@@ -214,6 +217,14 @@ class State:
         unused = [n for n, t in stored.items() if n not in used and t.alias_of not in used and ".rank-" not in n]
         if unused:
             of.notes.append(f"{len(unused)} tensors of the checkpoint are not in the state: {some(unused)}")
+        known = {key.partition(".")[0] for key in self._keys()} | _RESERVED | _OF_A_RUN
+        if self._optimizers:
+            known.add("optim")
+        values = {key.partition(".")[0] for key in of.checkpoint.state if not key.endswith("_extra_state")} - known
+        if values:
+            of.notes.append(
+                f"the checkpoint has {some(sorted(values))}, which the state has not: nothing restores that"
+            )
 
     def restore(self, of: Restoring) -> None:
         """Takes over what was read."""

@@ -294,12 +294,40 @@ def test_a_new_run_takes_none_of_the_checkpoints(root):
         with pytest.raises(lastgood.InvalidError, match="new_run"):
             ckpt.resume(trainer.state, step=2)
         fresh = Trainer()
-        assert not ckpt.resume(fresh.state).resumed
+        run = ckpt.resume(fresh.state)
+        assert not run.resumed
+        assert str(run) == f"new_run=True: a new run starts at step 0; checkpoints in {root} were not looked at"
         fresh.train()
         ckpt.step(fresh.state, samples=1)
         ckpt.save(fresh.state)
     with Checkpointer(root) as ckpt:
         assert ckpt.resume(Trainer().state).step == 1
+
+
+def test_a_loader_that_the_checkpoint_does_not_know_is_an_error_that_says_what_to_do(root):
+    model = nn.Linear(4, 4)
+    with Checkpointer(root) as ckpt:
+        ckpt.save(State(model=model), step=1)
+    state = State(model=model, loader=indices_loader(40, 2))
+    with Checkpointer(root) as ckpt, pytest.raises(lastgood.MissingError, match=r'no position of "loader".*exact=False'):
+        ckpt.resume(state)
+    with Checkpointer(root, exact=False) as ckpt:
+        assert ckpt.resume(state).not_restored == ("loader",)
+
+
+def test_what_is_no_state_is_refused_by_its_type(root):
+    trainer = Trainer()
+    with Checkpointer(root) as ckpt:
+        with pytest.raises(lastgood.InvalidError, match=r"a Linear is no state: give a lastgood\.State\(model=model"):
+            ckpt.resume(trainer.model)
+        run = ckpt.resume(trainer.state)
+        with pytest.raises(lastgood.InvalidError, match="a Linear is no state"):
+            ckpt.step(trainer.model)
+        for wrong in ((10.5,), ("10",), (10, 1.5)):
+            with pytest.raises(lastgood.InvalidError, match="not a whole number"):
+                run.steps(*wrong)
+        with pytest.raises(lastgood.InvalidError, match=r"metrics is 0\.5, no mapping"):
+            ckpt.save(trainer.state, step=1, metrics=0.5)
 
 
 def test_notes_and_what_was_not_restored_are_reported(root, caplog):
@@ -583,6 +611,14 @@ def test_k20_a_failed_save_before_does_not_keep_the_last_one_from_being_made(roo
         ({"when_busy": "fail"}, "when_busy"),
         ({"every": 0}, "every"),
         ({"every": True}, "every"),
+        ({"every": 2.5}, "every"),
+        ({"keep": -1}, "keep"),
+        ({"keep": "3"}, "keep"),
+        ({"max_skips": 1.5}, "max_skips"),
+        ({"timeout": "soon"}, "timeout"),
+        ({"kv": "files"}, "kv"),
+        ({"attach": 3}, "attach"),
+        ({"mesh": 3}, "mesh"),
         ({"every": "20 parsecs"}, "every"),
         ({"time_limit": -1}, "time_limit"),
         ({"grace": "soon"}, "grace"),

@@ -70,6 +70,13 @@ def test_names_can_be_changed(root, rename):
     assert equal(a, b)
 
 
+@pytest.mark.parametrize(("model", "rename", "word"), [(3, None, "model is a int"), ({}, 3, "rename is 3")])
+def test_arguments_that_mean_nothing_are_refused_by_name(root, model, rename, word):
+    lastgood.save(root, {"w": torch.ones(2)})
+    with pytest.raises(lastgood.InvalidError, match=word):
+        lastgood.load_into(model, root, rename=rename)
+
+
 def test_none_drops_a_name_and_two_of_one_name_are_an_error(root):
     lastgood.save(root, {"head": torch.ones(3), "body": torch.ones(2)})
     b = {"body": torch.zeros(2)}

@@ -300,6 +300,23 @@ def test_what_the_checkpoint_lacks_is_an_error_in_exact_mode_and_told_otherwise(
     assert torch.equal(model[1].weight.detach(), before)
 
 
+def test_an_object_of_the_checkpoint_that_is_not_registered_is_told(root):
+    model = nn.Linear(2, 2)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(opt, 2)
+    save(root, plain(model=model, optim=opt, scheduler=scheduler))
+    assert resume(root, plain(model=model, optim=opt, scheduler=scheduler)).notes == []
+    of = resume(root, plain(model=model, optim=opt))
+    assert of.notes == ['the checkpoint has "scheduler", which the state has not: nothing restores that']
+    of = resume(root, plain(model=model))
+    assert of.notes == ['the checkpoint has "optim", "scheduler", which the state has not: nothing restores that']
+
+
+def test_a_class_in_place_of_its_object_is_refused():
+    with pytest.raises(lastgood.UnsupportedError, match='"model"'):
+        plain(model=nn.Linear)
+
+
 def test_k08_a_failed_load_changes_nothing_on_storage(root):
     """F121"""
     model = net()

@@ -318,10 +318,11 @@ static lg_status settle_run(lg_session *s, char run_id[LG_RUN_ID_TEXT], lg_error
         }
         lg_status st = LG_OK;
         if (there != NULL) {
-            st = lg_error_set(err, LG_ERR_OTHER_RUN,
-                              "the root holds checkpoints of a run that this session did not resume (%s); resume "
-                              "first, use another root, or open it with LG_SESSION_NEW_RUN",
-                              there->name);
+            st = lg_error_set(
+                err, LG_ERR_OTHER_RUN,
+                "the root holds checkpoints of a run that this session did not resume (%s); resume "
+                "first, use another root, or say that this is a new run (LG_SESSION_NEW_RUN, new_run=True)",
+                there->name);
         }
         lg__walk_free(w);
         LG__TRY(st);

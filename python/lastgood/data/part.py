@@ -52,7 +52,10 @@ class PositionPart(Part):
             self._found = self._position.read(of, self.key)
         except MissingError:
             if of.exact:
-                raise
+                raise MissingError(
+                    f'the checkpoint of step {of.checkpoint.step} has no position of "{self.key}" in the data; resume '
+                    "with exact=False to go on without"
+                ) from None
             self._found = None
 
     def restore(self, of: Restoring) -> None:
