@@ -309,7 +309,10 @@ def test_a_loader_that_the_checkpoint_does_not_know_is_an_error_that_says_what_t
     with Checkpointer(root) as ckpt:
         ckpt.save(State(model=model), step=1)
     state = State(model=model, loader=indices_loader(40, 2))
-    with Checkpointer(root) as ckpt, pytest.raises(lastgood.MissingError, match=r'no position of "loader".*exact=False'):
+    with (
+        Checkpointer(root) as ckpt,
+        pytest.raises(lastgood.MissingError, match=r'no position of "loader".*exact=False'),
+    ):
         ckpt.resume(state)
     with Checkpointer(root, exact=False) as ckpt:
         assert ckpt.resume(state).not_restored == ("loader",)

@@ -50,11 +50,11 @@ class PositionPart(Part):
         """
         try:
             self._found = self._position.read(of, self.key)
-        except MissingError:
+        except MissingError as why:
             if of.exact:
                 raise MissingError(
                     f'the checkpoint of step {of.checkpoint.step} has no position of "{self.key}" in the data; resume '
-                    "with exact=False to go on without"
+                    f"with exact=False to go on without ({why})"
                 ) from None
             self._found = None
 
