@@ -33,7 +33,7 @@ typedef struct tensor {
 } tensor;
 
 typedef struct value {
-    char key[24];
+    char key[32];
     int kind;
     uint64_t bits;
     char text[64];

@@ -120,7 +120,7 @@ static lg_save *describe(scene *s)
         }
     }
     for (size_t i = 0; i < s->n_blobs; i++) {
-        char key[16];
+        char key[32];
         snprintf(key, sizeof key, "rng.%zu", i);
         assert_ok(lg_save_rank_bytes(save, key, memory, s->blob_bytes[i], err));
     }
