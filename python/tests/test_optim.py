@@ -411,7 +411,7 @@ def least(work, times=20):
     return min(found)
 
 
-def test_saving_a_thousand_tensors_takes_less_than_10_ms_beyond_the_library(root):
+def test_describing_a_thousand_tensors_of_a_state_costs_a_few_times_what_describing_plain_ones_does(root):
     model = nn.ModuleList([nn.Linear(8, 8) for _ in range(125)])
     opt = optim.AdamW(model.parameters())
     sum(p.sum() for p in model.parameters()).backward()
@@ -424,7 +424,16 @@ def test_saving_a_thousand_tensors_takes_less_than_10_ms_beyond_the_library(root
             state.save(Saving(saving, 1, ranks()))
             return saving
 
-        assert least(lambda: described().abort()) < 0.010
+        def described_plainly():
+            saving = session.save(1)
+            saving.tensors(tensors)
+            return saving
+
+        tensors = {f"t.{i}": torch.zeros(8) for i in range(1000)}
+        of_state = least(lambda: described().abort())
+        of_tensors = least(lambda: described_plainly().abort())
+        print(f"describing a state of 1,000 tensors: {of_state * 1e3:.1f} ms, plain tensors {of_tensors * 1e3:.1f} ms")
+        assert of_state < 5 * of_tensors
         described().commit()
     assert len(lastgood.open(root)) == 1000
 

@@ -13,6 +13,15 @@ from safetensors.torch import load_file
 from test_roundtrip import TORCH, raw, torch_noise
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    """PyTorch's reader warns of single processes."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
 # What PyTorch's reader knows.
 KNOWN = sorted(set(TORCH) - {"F8_E8M0", "F4"})
 
@@ -23,7 +32,6 @@ def test_plain_torch_loads_every_dtype_and_stride_that_python_wrote(root):
     state["model.empty"] = torch.empty(0, 3)
     info = lastgood.save(root, state)
     got = {n: torch.full_like(t, 1) for n, t in state.items()}
-    logging.disable(logging.WARNING)
     dcp.load(got, storage_reader=HuggingFaceStorageReader(str(root / info.folder)))
     assert all(raw(got[n]) == raw(t) for n, t in state.items())
 
@@ -43,7 +51,6 @@ def test_plain_torch_loads_a_module_and_its_optimizer_that_ranks_wrote(root):
 
     folder = all_good(on_ranks(3, save))[0]
     got = {"w": torch.zeros(10, 6), "optim.w.exp_avg": torch.zeros(10, 6)}
-    logging.disable(logging.WARNING)
     dcp.load(got, storage_reader=HuggingFaceStorageReader(str(root / folder)))
     assert torch.equal(got["w"], w)
     assert torch.equal(got["optim.w.exp_avg"], w * 2)
@@ -62,7 +69,6 @@ def test_dtypes_that_torch_s_reader_does_not_know_do_not_hide_the_others(dtype, 
     assert dtype in dtypes.NAMES
     info = lastgood.save(root, {"odd": torch_noise(dtype, (4, 4)), "w": torch.ones(2)})
     got = {"w": torch.zeros(2)}
-    logging.disable(logging.WARNING)
     dcp.load(got, storage_reader=HuggingFaceStorageReader(str(root / info.folder)))
     assert torch.equal(got["w"], torch.ones(2))
     assert raw(lastgood.load(root, framework="torch")["odd"]) == raw(torch_noise(dtype, (4, 4)))

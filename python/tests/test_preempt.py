@@ -293,11 +293,12 @@ def stopping(who):
         began = time.monotonic()
         if rank in who:
             tell(agreement)
-        for step in range(1, 1000000):
+        step = 0
+        while True:
+            step += 1
             decision = agreement.poll(step)
             if decision.stop or time.monotonic() > began + 2.5:
                 return decision, time.monotonic() - began
-        return None
 
     return work
 
