@@ -513,6 +513,8 @@ class DeepSpeed(Peer):
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         need("deepspeed")
         self.io = need("deepspeed.io")
+        # It has this builder, but for CPUs it offers one that only raises.
+        need("deepspeed.io.fast_file_writer").UtilsBuilder = need("deepspeed.ops.op_builder.utils").UtilsBuilder
         builder = need("deepspeed.ops.op_builder").AsyncIOBuilder()
         try:
             handle = builder.load(verbose=False).aio_handle

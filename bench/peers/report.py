@@ -34,7 +34,7 @@ def _machine(m: dict[str, Any]) -> str:
     return (
         f"{m['date']}: {m['cores']} cores of {m['cpu']} (a virtual machine), {m['memory_mib'] / 1024:.0f} GiB, "
         f"{m['file_system']} on a virtual disk, Linux {m['kernel']}, Python {m['python']}; load average {load}. "
-        "Compare within a table only."
+        "The sections were measured one at a time; compare within a table only."
     )
 
 
@@ -122,6 +122,12 @@ def _section(found: dict[str, Any], title: str, key: str) -> Rows | None:
     return None if section is None else section[key]
 
 
+def _runs(found: dict[str, Any], title: str) -> list[tuple[str, str]]:
+    """A section and its later runs, which are kept as "TITLE 2" and so on, and what is added to their headings."""
+    words = {title: "", **{f"{title} {n}": f" (run {n})" for n in range(2, 10)}}
+    return [(t, again) for t, again in words.items() if t in found["sections"]]
+
+
 def _skipped(found: dict[str, Any], *titles: str) -> list[str]:
     out: dict[str, str] = {}
     for title in titles:
@@ -151,26 +157,26 @@ def page(found: dict[str, Any]) -> str:
         )
     ]
     big = states.get("big", {}).get("bytes", 1)
-    rows = _section(found, "save", "save")
-    if rows:
+    for title, again in _runs(found, "save"):
         out += [
-            "## Saving, until durable",
+            f"## Saving, until durable{again}",
             "",
             "One process saves *big* to a new place. Time runs until the tool has returned and every file and folder, the folder above included, is synced; for tools that leave that to the caller the benchmark does it.",
             "",
-            *table(rows, [_timing(), _speed(big), CPU, _memory(big)]),
-            *_skipped(found, "save"),
+            *table(found["sections"][title]["save"], [_timing(), _speed(big), CPU, _memory(big)]),
+            *_skipped(found, title),
         ]
-    for key, heading, text in (
-        ("cold", "## Loading, cold", "*big* into existing tensors, its files not in the page cache."),
-        ("warm", "## Loading, warm", "The same with the files in the page cache."),
-    ):
-        rows = _section(found, "load", key)
-        if rows:
+    for title, again in _runs(found, "load"):
+        for key, heading, text in (
+            ("cold", "## Loading, cold", "*big* into existing tensors, its files not in the page cache."),
+            ("warm", "## Loading, warm", "The same with the files in the page cache."),
+        ):
+            rows = found["sections"][title][key]
             ours = {n: r for n, r in rows.items() if not (key == "cold" and n == "(memory, copied)")}
-            out += [heading, "", text, "", *table(ours, [_timing(), _speed(big), CPU, _memory(big)])]
-            if key == "warm":
-                out += ["orbax makes new arrays, which is not what the others do.", "", *_skipped(found, "load")]
+            out += [heading + again, "", text, "", *table(ours, [_timing(), _speed(big), CPU, _memory(big)])]
+        if "orbax" in rows:
+            out += ["orbax makes new arrays, which is not what the others do.", ""]
+        out += _skipped(found, title)
     for threads, words_ in ((1, "one core"), (2, "two cores")):
         rows = _section(found, f"train {threads}", "train")
         if rows:
@@ -198,12 +204,14 @@ def page(found: dict[str, Any]) -> str:
                 *_skipped(found, f"train {threads}"),
             ]
     total = states.get("small", {}).get("bytes", 1)
-    for key, heading in (("save", "## Many small tensors: saving"), ("cold", "## Many small tensors: loading, cold")):
-        rows = _section(found, "small", key)
-        if rows:
-            out += [heading, "", "*small*, as above.", "", *table(rows, [_timing(), CPU, _memory(total)])]
-            if key == "cold":
-                out += _skipped(found, "small")
+    for title, again in _runs(found, "small"):
+        for key, heading in (
+            ("save", "## Many small tensors: saving"),
+            ("cold", "## Many small tensors: loading, cold"),
+        ):
+            rows = found["sections"][title][key]
+            out += [heading + again, "", "*small*, as above.", "", *table(rows, [_timing(), CPU, _memory(total)])]
+        out += _skipped(found, title)
     for title, key, heading, text in (
         (
             "partial one",

@@ -6,6 +6,7 @@ struct for each would cost more than all that the library does with them.
 from __future__ import annotations
 
 from array import array
+from itertools import repeat
 from typing import Any
 
 from lastgood._core import ffi, lib
@@ -58,6 +59,8 @@ class Columns:
         elif len(local) != len(shape) and not (layout is not None and layout.flat):
             raise InvalidError(f'"{name}": the array has {len(local)} dimensions, the tensor {len(shape)}')
         form = 0
+        if len(self._forms) < len(self.names):
+            self._pad()
         self.names.append(name)
         self.keep.append(memory.keep)
         self._dtypes.append(memory.dtype)
@@ -86,7 +89,31 @@ class Columns:
             self.keep.append(layout)
         self._forms.append(form)
 
+    def add_packed(self, name: str, dtype: int, shape: tuple[int, ...], address: int, flags: int) -> None:
+        """As :meth:`add`, of a whole packed array in a fraction of the time. The caller keeps what owns the memory."""
+        self.names.append(name)
+        self._dtypes.append(dtype)
+        self._ndims.append(len(shape))
+        self._dims.extend(shape)
+        self._data.append(address)
+        self._flags.append(flags)
+
+    def _pad(self) -> None:
+        """After :meth:`add_packed`: what it left out, for all that it has added since."""
+        n = len(self.names)
+        for column, value in (
+            (self._groups, 0),
+            (self._layouts, 0),
+            (self._flat_offsets, 0),
+            (self._forms, 0),
+            (self._ranks, RANK_SELF),
+        ):
+            column.extend(repeat(value, n - len(column)))
+        for column in (self._strides, self._offsets, self._extents, self._local_dims):
+            column.extend(repeat(0, len(self._dims) - len(column)))
+
     def _struct(self) -> tuple[Any, list[Any]]:
+        self._pad()
         try:
             names = "\0".join(self.names).encode()
         except UnicodeEncodeError as why:

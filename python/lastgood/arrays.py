@@ -208,6 +208,28 @@ def torch_memory(name: str, t: Any, dtype: int) -> Memory:
     return Memory(dtype, shape, t.data_ptr(), strides, t)
 
 
+def simple_torch() -> Callable[[Any], tuple[int, tuple[int, ...], int] | None]:
+    """A function of an array that finds what nearly all torch tensors are, whole, packed, in host memory, in a fraction
+    of the time of :func:`describe`: dtype, shape and address. Of anything else it gives None, and does not say why.
+    """
+    torch = dtypes.imported("torch")
+    if torch is None:
+        return lambda _: None
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    numbers = {dtype: n for dtype, n in dtypes.from_torch().items() if n != dtypes.F4}
+    strided = torch.strided
+
+    def simple(t: Any) -> tuple[int, tuple[int, ...], int] | None:
+        if type(t) not in kinds or not t.is_cpu or t.layout is not strided or not t.is_contiguous():
+            return None
+        number = numbers.get(t.dtype)
+        if number is None or t.is_conj() or t.is_neg():
+            return None
+        return number, t.shape, t.data_ptr()
+
+    return simple
+
+
 def _torch_memory(name: str, t: Any, to_write: bool) -> Memory:
     dtype = torch_dtype(name, t)
     if not t.is_cpu:

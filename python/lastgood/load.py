@@ -43,8 +43,14 @@ class Load:
             optional: leave arrays alone whose tensors the checkpoint lacks.
         """
         flags = lib.LG_TENSOR_OPTIONAL if optional else 0
+        simple = arrays.simple_torch()
         for name, array in targets.items():
-            self.columns.add(name, self.memory(name, array, optional), flags=flags)
+            found = simple(array)
+            if found is not None:
+                self._written.append(array)
+                self.columns.add_packed(name, *found, flags)
+            else:
+                self.columns.add(name, self.memory(name, array, optional), flags=flags)
 
     def tensor(
         self,

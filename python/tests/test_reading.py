@@ -235,6 +235,40 @@ def test_tensors_on_a_device_are_saved_by_way_of_host_memory(root):
     assert torch.equal(lastgood.load(root, framework="torch")["a"], a)
 
 
+def test_arrays_of_every_kind_are_read_in_any_order_by_one_call(root):
+    """Packed torch tensors are described by a short way, which must stay in step with the long one."""
+    rng = np.random.default_rng(7)
+    tree, targets = {}, {}
+    for i in range(60):
+        shape = tuple(int(n) for n in rng.integers(0, 4, size=rng.integers(0, 4)))
+        tree[f"t{i}"] = value = rng.random(shape).astype(np.float32)
+        packed = torch.full(shape, -1.0)
+        targets[f"t{i}"] = [
+            lambda t=packed: t,
+            lambda t=packed: torch.nn.Parameter(t),
+            lambda s=shape: torch.full(s[::-1], -1.0).permute(tuple(reversed(range(len(s))))),
+            lambda s=shape: np.full(s, -1.0, dtype=np.float32),
+            lambda s=shape: np.full(s, -1.0, dtype=np.float32, order="F"),
+        ][rng.integers(5)]()
+        assert tuple(targets[f"t{i}"].shape) == value.shape
+    lastgood.save(root, tree)
+    with lastgood.open(root) as c:
+        c.read_into(targets)
+        for name, t in targets.items():
+            got = t.detach().numpy() if isinstance(t, torch.Tensor) else t
+            assert np.array_equal(got, tree[name]), name
+        bad = dict(list(targets.items())[:9])
+        bad["t9"] = torch.zeros(7, dtype=torch.float32)
+        with pytest.raises(lastgood.MismatchError, match='"t9"'):
+            c.read_into(bad)
+
+
+def test_a_conjugate_view_is_not_read_into_as_if_it_were_plain(root):
+    lastgood.save(root, {"z": torch.ones(3, dtype=torch.complex64)})
+    with lastgood.open(root) as c, pytest.raises(lastgood.UnsupportedError, match='"z"'):
+        c.read_into({"z": torch.zeros(3, dtype=torch.complex64).conj()})
+
+
 def test_an_optional_tensor_that_is_missing_leaves_its_device_s_memory_alone(root):
     lastgood.save(root, {"a": torch.ones(3)})
     target = torch.full((2,), 7.0).as_subclass(Elsewhere)

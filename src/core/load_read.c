@@ -262,7 +262,7 @@ static uint32_t share_out(job *j, uint64_t bytes, uint64_t buffer_bytes)
     j->window_bytes = each > 0 ? each : block;
     j->expected = bytes / threads;
     const uint32_t asked = lg__io_wanted_depth();
-    j->depth = asked != 0 ? asked : threads == 1 ? 8 : 4;
+    j->depth = asked != 0 ? asked : 8; /* all that the windows hold, while one of them is checked */
     /* As many reads as may be under way fit into the windows. */
     const uint64_t piece = j->n_windows * j->window_bytes / j->depth / block * block;
     j->read_bytes = asked == 0 || piece > READ_BYTES ? READ_BYTES : piece > 0 ? piece : block;
