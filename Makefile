@@ -20,7 +20,7 @@ help:
 	@echo 'make install   install program, library and headers under PREFIX (now $(PREFIX))'
 	@echo 'make wheel     build the Python wheel (pip install . needs no make)'
 	@echo 'make soak      kill training runs KILLS times (now $(KILLS)), with and without --async, and compare the bits'
-	@echo 'make soak-torch  kill PyTorch runs of two ranks 50 times; the same, with DDP and FSDP2'
+	@echo 'make soak-torch  kill PyTorch runs of two ranks 50 times, and 50 under torchrun; the same, with DDP and FSDP2'
 	@echo 'make prove     cut the power at every moment of the protocol and start again (half an hour)'
 	@echo 'make prove-the-proof  take out one sync or check at a time: does a test notice?'
 	@echo 'make fuzz      every parser, the geometry, the round trip: SECONDS each (now $(SECONDS)); fuzz/README.md'
@@ -69,7 +69,8 @@ soak: build
 	@BUILD=$(BUILD) tools/soak --kills $(KILLS) --async
 
 soak-torch: setup-test build
-	@python=$$(BUILD=$(BUILD) tools/python-package) && BUILD=$(BUILD) "$$python" tools/soak-torch
+	@python=$$(BUILD=$(BUILD) tools/python-package) && BUILD=$(BUILD) "$$python" tools/soak-torch && \
+	    BUILD=$(BUILD) "$$python" tools/soak-torch --torchrun
 
 prove: setup-test build
 	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests prove

@@ -2,14 +2,17 @@
 """Starts the ranks of a PyTorch program, kills them, and reads what they said.
 
 Each rank is a process of its own, with the environment that torchrun gives. All come from a server that has imported
-torch, so that a start takes a fraction of a second and kills hit the program rather than its imports.
+torch, so that a start takes a fraction of a second and kills hit the program rather than its imports. TorchrunJob has
+them started by torchrun itself, which takes some seconds for each start.
 """
 
+import contextlib
 import multiprocessing
 import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -126,3 +129,95 @@ def signal_group(process, number):
     except ProcessLookupError:
         if process.is_alive():
             os.kill(process.pid, number)
+
+
+class TorchrunJob(Job):
+    """One start by torchrun."""
+
+    def __init__(self, program, arguments, world, log):
+        self.log = Path(log)
+        self.world = world
+        self.killed = False
+        self.started = time.monotonic()
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=0"]
+        command += [f"--nproc-per-node={world}", str(EXAMPLES / program), *(str(a) for a in arguments)]
+        with open(self.log, "ab") as out:
+            self.agent = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+
+    def workers(self):
+        """Process numbers of the ranks that run, by rank."""
+        found = {}
+        try:
+            children = Path(f"/proc/{self.agent.pid}/task/{self.agent.pid}/children").read_text(encoding="ascii")
+            for pid in children.split():
+                for item in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    if item.startswith(b"RANK="):
+                        found[int(item[5:])] = int(pid)
+        except OSError:
+            pass  # it has just ended
+        return found
+
+    def wait_for(self, what, timeout=120.0):
+        end = time.monotonic() + timeout
+        while not what() and self.agent.poll() is None:
+            if time.monotonic() > end:
+                self.kill()
+                raise JobError(f"nothing came for {timeout:.0f} s; {self.log} ends:\n" + "\n".join(self.said()[-20:]))
+            time.sleep(0.002)
+
+    def kill(self, rank=None):
+        """SIGKILL to one rank, which torchrun then finds and ends the others; or to torchrun and all ranks."""
+        if self.agent.poll() is not None:
+            return False
+        workers = self.workers()
+        victims = [*workers.values(), self.agent.pid] if rank is None else [workers[rank]] if rank in workers else []
+        if not victims:  # it has not started its ranks yet
+            victims = [self.agent.pid]
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.join(90.0)
+        self.killed = self.agent.poll() != 0
+        # Ranks that were started just now, and what a rank has left: each is a session of its own.
+        for pid in {*workers.values(), *self.strays()}:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        self.gone()
+        return self.killed
+
+    def strays(self):
+        """Ranks of this job that run although torchrun has ended."""
+        mark, found = str(self.log.parent / "root").encode(), []
+        for folder in Path("/proc").iterdir():
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0") if folder.name.isdigit() else []
+            except OSError:
+                continue
+            if mark in words:
+                found.append(int(folder.name))
+        return found
+
+    def gone(self):
+        """Waits until no rank is left that could still write."""
+        end = time.monotonic() + 60
+        while self.strays():
+            if time.monotonic() > end:
+                raise JobError(f"ranks of {self.log} do not end")
+            time.sleep(0.01)
+
+    def living(self):
+        return [self.agent] if self.agent.poll() is None else []
+
+    def join(self, timeout):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.agent.wait(timeout)
+
+    def finish(self, timeout=240.0):
+        self.join(timeout)
+        code = self.agent.poll()
+        if code != 0:
+            self.kill()
+            raise JobError(f"exit code {code} (None: still running); {self.log} ends:\n" + "\n".join(self.said()[-30:]))
+        return self.said()

@@ -38,12 +38,17 @@ def values(said):
     return [line for line in said if re.match(r"step \d+ (loss|generator)|done: ", line)]
 
 
-def test_k09_runs_that_are_killed_at_random_moments_end_with_the_same_bits(roots):
-    command = [sys.executable, str(TOOLS / "soak-torch"), "--kills", "3", "--seed", str(SEED), "--parallel", "fsdp2"]
+@pytest.mark.parametrize(
+    ("kills", "options"),
+    [(3, ["--parallel", "fsdp2"]), (2, ["--parallel", "ddp", "--torchrun"])],
+    ids=["fsdp2", "ddp under torchrun"],
+)
+def test_k09_runs_that_are_killed_at_random_moments_end_with_the_same_bits(roots, kills, options):
+    command = [sys.executable, str(TOOLS / "soak-torch"), "--kills", str(kills), "--seed", str(SEED), *options]
     command += ["--steps", "40", "--folder", str(roots.new())]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
-    assert "soak-torch: 3 kills" in done.stdout
+    assert f"soak-torch: {kills} kills" in done.stdout
     assert "all bits equal" in done.stdout
 
 
