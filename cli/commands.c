@@ -50,7 +50,9 @@ static const cli_option pin_options[] = {
 static const char *const pin_examples[] = {"lastgood pin runs/a@500 --reason='used in the report'",
                                            "lastgood pin --unpin runs/a@500", NULL};
 
-static const cli_option rm_options[] = {{'y', "yes", NULL, "remove it; without this option it is only shown"}, END};
+static const cli_option rm_options[] = {{0, "last", NULL, "even the last one that may be good"},
+                                        {'y', "yes", NULL, "remove it; without this option it is only shown"},
+                                        END};
 static const char *const rm_examples[] = {"lastgood rm runs/a@500", "lastgood rm --yes runs/a@500", NULL};
 
 static const cli_option prune_options[] = {
