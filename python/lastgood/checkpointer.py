@@ -269,9 +269,7 @@ class Checkpointer:
         def describe(load: Load) -> None:
             found = load.checkpoint
             seed = hashlib.sha256(f"{found.run_id} {found.generation}".encode()).digest()[:8]
-            tried[:] = [
-                Restoring(load, self.ranks, self._exact, int.from_bytes(seed, "little"), names, self._timeout)
-            ]
+            tried[:] = [Restoring(load, self.ranks, self._exact, int.from_bytes(seed, "little"), names, self._timeout)]
             state.describe(tried[0])
 
         resumed = None

@@ -233,7 +233,7 @@ def _different_raw(root: str, a: Checkpoint, b: Checkpoint) -> Iterator[str]:
     """State of single ranks."""
     files = [{(f.rank, f.name): f for f in c.files() if f.group == "raw"} for c in (a, b)]
     for rank, name in sorted({*files[0], *files[1]}, key=str):
-        contents = []
+        contents: list[dict[str, bytes]] = []
         for checkpoint, there in zip((a, b), files, strict=True):
             if (rank, name) not in there:
                 contents.append({})

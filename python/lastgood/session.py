@@ -475,9 +475,7 @@ class Session:
         options = ffi.new("lg_resume_options *")
         options.size = ffi.sizeof("lg_resume_options")
         options.flags = (
-            lib.LG_RESUME_ROUNDS
-            | (lib.LG_RESUME_STRICT if strict else 0)
-            | (0 if verify else lib.LG_RESUME_UNVERIFIED)
+            lib.LG_RESUME_ROUNDS | (lib.LG_RESUME_STRICT if strict else 0) | (0 if verify else lib.LG_RESUME_UNVERIFIED)
         )
         keep = []
         if step is not None:

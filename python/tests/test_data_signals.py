@@ -22,16 +22,18 @@ class Numbers:
         return torch.tensor(float(i))
 
 
+_called = []
+
+
 def remember(worker):
-    global _called
-    _called = worker
+    _called.append(worker)
 
 
 class Remembering(Numbers):
     """Tells whether the trainer's own function was called."""
 
     def __getitem__(self, i):
-        return torch.tensor(float("_called" in globals()))
+        return torch.tensor(float(len(_called)))
 
 
 @pytest.mark.parametrize("how", ["fork", "spawn"])

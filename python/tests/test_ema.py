@@ -58,7 +58,10 @@ def test_the_average_is_in_the_model_in_the_block_and_the_trained_weights_behind
 
 def test_an_average_of_another_model_and_one_that_is_in_already_are_refused():
     a = Averaging()
-    with pytest.raises(lastgood.InvalidError, match="none of the averaged tensors"), a.ema.swapped_in(nn.Conv1d(1, 1, 1)):
+    with (
+        pytest.raises(lastgood.InvalidError, match="none of the averaged tensors"),
+        a.ema.swapped_in(nn.Conv1d(1, 1, 1)),
+    ):
         pass
     with (
         a.ema.swapped_in(a.model),
@@ -133,7 +136,10 @@ def test_k09_f160_parameters_and_averages_that_changed_places_are_refused_until_
 def test_k09_f160_an_average_that_is_the_parameter_itself_is_refused(root):
     a = Averaging()
     state = State(model=a.model, ema=EMA({n: p.detach() for n, p in a.model.named_parameters()}))
-    with Checkpointer(root) as ckpt, pytest.raises(lastgood.StateError, match=r'average of "0\.weight" is the parameter'):
+    with (
+        Checkpointer(root) as ckpt,
+        pytest.raises(lastgood.StateError, match=r'average of "0\.weight" is the parameter'),
+    ):
         ckpt.save(state, step=1)
 
 

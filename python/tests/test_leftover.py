@@ -91,7 +91,7 @@ def test_k09_what_the_state_does_not_register_is_an_error_that_names_it_and_the_
 
 @pytest.mark.parametrize("key", LOST)
 def test_what_is_optional_may_be_unregistered_and_is_noted(saved, key):
-    parts, state = state_without(key)
+    _, state = state_without(key)
     name = LOST[key].split('"')[1]
     with Checkpointer(saved) as ckpt:
         run = ckpt.resume(state, optional=[name])
@@ -153,7 +153,9 @@ def test_extra_state_of_a_module_that_is_gone_is_named(root):
 
 def test_frozen_weights_that_are_gone_are_named(root):
     def state(base):
-        model = nn.ModuleDict({"adapter": nn.Linear(2, 2), **({"base": nn.Linear(2, 2).requires_grad_(False)} if base else {})})
+        model = nn.ModuleDict(
+            {"adapter": nn.Linear(2, 2), **({"base": nn.Linear(2, 2).requires_grad_(False)} if base else {})}
+        )
         return State(model=model, frozen="skip")
 
     with Checkpointer(root) as ckpt:
@@ -261,7 +263,9 @@ def pipeline(rank, root):
                 run = ckpt.resume(state, optional=optional)
             except lastgood.Error as why:
                 return f"{type(why).__name__}: {why}"
-            return all(torch.equal(a, b) for a, b in zip(fresh.parameters(), module.parameters(), strict=True)), run.notes
+            return all(
+                torch.equal(a, b) for a, b in zip(fresh.parameters(), module.parameters(), strict=True)
+            ), run.notes
 
     with Checkpointer(root, timeout=60) as ckpt:
         counter = torch.optim.lr_scheduler.StepLR(opt, 3) if rank == 0 else None

@@ -32,7 +32,9 @@ def test_a_plain_save_into_the_root_of_a_run_is_refused_and_the_run_goes_on(root
     trainer = Trainer()
     with Checkpointer(root, every=1) as ckpt:
         # Already before its first checkpoint.
-        with pytest.raises(lastgood.ProtectedError, match=r"belongs to a training run \(owner epoch 1, by .*take_over=True"):
+        with pytest.raises(
+            lastgood.ProtectedError, match=r"belongs to a training run \(owner epoch 1, by .*take_over=True"
+        ):
             lastgood.save(root, {"a": np.ones(3)})
         trainer.run(ckpt, 2)
         ckpt.wait()

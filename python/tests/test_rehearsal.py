@@ -21,7 +21,9 @@ class Program:
         self.model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 4))
         self.optim = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optim, 2, 0.5)
-        self.average = torch.optim.swa_utils.AveragedModel(self.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+        self.average = torch.optim.swa_utils.AveragedModel(
+            self.model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        )
         self.loader = numbers_loader(64, 4, workers)
         named = {"model": self.model, "optim": self.optim, "scheduler": self.scheduler, "loader": self.loader,
                  "ema": lastgood.EMA(self.average)}  # fmt: skip
@@ -52,9 +54,13 @@ class Program:
         return {"loss": total, "lr": self.scheduler.get_last_lr()}
 
     def everything(self):
-        return bits([self.model.state_dict(), self.optim.state_dict(), self.average.state_dict()]), dict(
-            self.state.vars
-        ), self.loader.position, self.scheduler.state_dict(), bits(torch.get_rng_state())
+        return (
+            bits([self.model.state_dict(), self.optim.state_dict(), self.average.state_dict()]),
+            dict(self.state.vars),
+            self.loader.position,
+            self.scheduler.state_dict(),
+            bits(torch.get_rng_state()),
+        )
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -25,6 +25,7 @@ class WorkerInit:
         self._trainer = os.getpid()
 
     def __call__(self, worker: int) -> None:
+        """In the worker, with its number."""
         call(lib.lgpy_outlive_signals, self._trainer)
         if self._then is not None:
             self._then(worker)
