@@ -140,7 +140,7 @@ const cli_command cli_commands[] = {
     {"rm", "WHERE", 1, 1, "remove one checkpoint",
      "Removes the checkpoint WHERE, which must name one. Refused, with exit status 1, when it is\n"
      "pinned, or when no other checkpoint of the root can be verified in full: without --yes\n"
-     "the answer is the same.",
+     "the answer is the same. --last is for one whose contents are known to be wrong.",
      rm_options, rm_examples, cmd_rm},
     {"prune", "ROOT", 1, 1, "remove old checkpoints by a rule",
      "Keeps the last N good checkpoints, those of every K-th step, and pinned ones; damaged\n"
