@@ -264,8 +264,9 @@ int cmd_pin(cli *c)
 
 /* ----------------------------------------------------------------------- rm */
 
-/* What lg_remove would refuse: without --yes the answer must be the same. */
-static lg_status may_go(cli *c, const place *p, const lg_entry *e, const lg_listing *l, lg_error *err)
+/* What lg_remove (`last`: lg_remove_last) would refuse: without --yes the answer
+ * must be the same. */
+static lg_status may_go(cli *c, const place *p, const lg_entry *e, const lg_listing *l, bool last, lg_error *err)
 {
     err->status = LG_ERR_PROTECTED;
     if (l->unreadable_newer) {
@@ -277,6 +278,9 @@ static lg_status may_go(cli *c, const place *p, const lg_entry *e, const lg_list
         snprintf(err->message, sizeof err->message, "%s: %s is pinned%s%s; unpin it first", p->where, e->name,
                  e->note[0] != '\0' ? ": " : "", e->note);
         return err->status;
+    }
+    if (last) {
+        return LG_OK;
     }
     for (size_t i = 0; i < l->n; i++) {
         const lg_entry *other = &l->entries[i];
@@ -309,22 +313,24 @@ static const char *hint_of_refusal(const lg_error *err, const lg_entry *e, const
     }
     return l->unreadable_newer      ? "remove it with that version"
            : e != NULL && e->pinned ? "'lastgood pin --unpin' takes the pin away"
-                                    : "'lastgood verify' tells which others are good";
+                                    : "'lastgood verify' tells which others are good; --last removes it all the same";
 }
 
 static int remove_one(cli *c, const place *p, const lg_entry *e, const lg_listing *l)
 {
     char *exact = NULL, g[GENERATION_TEXT], size[SIZE_TEXT];
-    bool yes = cli_has(c, "yes");
+    bool yes = cli_has(c, "yes"), last = cli_has(c, "last");
     /* What was shown is what goes, even if a newer one of the step appears. */
     exact = p->kind == PLACE_STEP && e != NULL ? need_format("%s@%s", p->root, generation_text(e->generation, g))
                                                : need_strdup(p->path);
     lg_error err = LG_ERROR_INIT;
     put_folder(c, p, e);
-    if (isatty(STDERR_FILENO)) {
+    if (isatty(STDERR_FILENO) && !last) {
         report_note(c, "verifying another checkpoint before this one goes");
     }
-    lg_status status = yes ? lg_remove(exact, &err) : may_go(c, p, e, l, &err);
+    lg_status status = !yes   ? may_go(c, p, e, l, last, &err)
+                       : last ? lg_remove_last(exact, &err)
+                              : lg_remove(exact, &err);
     free(exact);
     if (c->json) {
         if (e != NULL) {

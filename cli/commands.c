@@ -50,7 +50,9 @@ static const cli_option pin_options[] = {
 static const char *const pin_examples[] = {"lastgood pin runs/a@500 --reason='used in the report'",
                                            "lastgood pin --unpin runs/a@500", NULL};
 
-static const cli_option rm_options[] = {{'y', "yes", NULL, "remove it; without this option it is only shown"}, END};
+static const cli_option rm_options[] = {{0, "last", NULL, "even the last one that may be good"},
+                                        {'y', "yes", NULL, "remove it; without this option it is only shown"},
+                                        END};
 static const char *const rm_examples[] = {"lastgood rm runs/a@500", "lastgood rm --yes runs/a@500", NULL};
 
 static const cli_option prune_options[] = {
@@ -138,7 +140,7 @@ const cli_command cli_commands[] = {
     {"rm", "WHERE", 1, 1, "remove one checkpoint",
      "Removes the checkpoint WHERE, which must name one. Refused, with exit status 1, when it is\n"
      "pinned, or when no other checkpoint of the root can be verified in full: without --yes\n"
-     "the answer is the same.",
+     "the answer is the same. --last is for one whose contents are known to be wrong.",
      rm_options, rm_examples, cmd_rm},
     {"prune", "ROOT", 1, 1, "remove old checkpoints by a rule",
      "Keeps the last N good checkpoints, those of every K-th step, and pinned ones; damaged\n"

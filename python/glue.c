@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "glue.h"
 
+#include <lastgood/backend.h>
+
+#include <errno.h>
+#include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Where the next tensor's entries begin. */
 typedef struct cursor {
@@ -96,4 +101,31 @@ void lgpy_sampler_peek(const lg_sampler *s, uint64_t n, uint64_t *out)
     for (uint64_t i = 0; i < n; i++) {
         out[i] = lg_sampler_peek(s, i);
     }
+}
+
+static volatile pid_t trainer_pid;
+
+static void on_term(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    if (info->si_pid == trainer_pid) {
+        signal(number, SIG_DFL);
+        kill(getpid(), number); /* ends the process once this function returns */
+    }
+}
+
+static void on_usr1(int number) { (void)number; }
+
+lg_status lgpy_outlive_signals(int64_t trainer, lg_error *err)
+{
+    trainer_pid = (pid_t)trainer;
+    struct sigaction term = {.sa_flags = SA_SIGINFO | SA_RESTART}, usr1 = {.sa_flags = SA_RESTART};
+    term.sa_sigaction = on_term;
+    usr1.sa_handler = on_usr1;
+    sigemptyset(&term.sa_mask);
+    sigemptyset(&usr1.sa_mask);
+    if (sigaction(SIGTERM, &term, NULL) != 0 || sigaction(SIGUSR1, &usr1, NULL) != 0) {
+        return lg_error_set_errno(err, errno, "sigaction");
+    }
+    return LG_OK;
 }

@@ -45,4 +45,9 @@ lg_status lgpy_tensor_infos(lg_checkpoint *c, lg_tensor_info *out, size_t n, lg_
 /* The next n samples; nothing moves. */
 void lgpy_sampler_peek(const lg_sampler *s, uint64_t n, uint64_t *out);
 
+/* From now on SIGTERM ends this process only if process `trainer` sends it, and
+ * SIGUSR1 does nothing. In C, since a handler in Python does not learn who sent a
+ * signal; a program that this one starts has neither. */
+lg_status lgpy_outlive_signals(int64_t trainer, lg_error *err);
+
 #endif

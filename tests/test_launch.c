@@ -633,6 +633,105 @@ static void k04_debug_mode_names_a_lazy_tensor_that_was_changed_before_the_fence
     root_drop(&root);
 }
 
+/* ---------------------------------------------- what the trainer says is torn */
+
+static void refuse_on_one_rank(rank_env *env)
+{
+    lg_session *s;
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.keep_last = 1;
+    RANK_TRY(env, open_session(env, o, &s));
+    model m;
+    model_init(&m, env->rank, env->world);
+    m.lazy = true;
+    int refused = 7;
+    RANK_TRY(env, lg_session_refuse(s, LG_ERR_CONFLICT, "nothing is under way", &refused, &env->err));
+    RANK_CHECK(env, refused == 0);
+    model_fill(&m, 1);
+    RANK_TRY(env, model_launch(s, &m, 1, NULL, NULL, &env->err));
+    RANK_TRY(env, lg_session_fence(s, 60000, &env->err));
+    RANK_TRY(env, lg_session_wait(s, 60000, NULL, &env->err));
+    gate *g = env->arg;
+    if (env->rank == 0) {
+        gate_set(g, true);
+    }
+    RANK_TRY(env, lg__comm_barrier(env->comm, 60000, &env->err));
+    RANK_TRY(env, model_launch(s, &m, 2, NULL, NULL, &env->err));
+    if (env->rank == 1) { /* its data are not written yet */
+        RANK_TRY(env, lg_session_refuse(s, LG_ERR_CONFLICT, "\"w\" was changed too early", &refused, &env->err));
+        RANK_CHECK(env, refused == 1);
+        gate_set(g, false);
+    }
+    RANK_CHECK(env, lg_session_wait(s, 60000, NULL, &env->err) == LG_ERR_CONFLICT);
+    RANK_CHECK(env, strstr(env->err.message, "\"w\" was changed too early") != NULL && env->err.rank == 1);
+    model_fill(&m, 3);
+    RANK_TRY(env, model_launch(s, &m, 3, NULL, NULL, &env->err));
+    RANK_TRY(env, lg_session_fence(s, 60000, &env->err));
+    RANK_TRY(env, lg_session_close(s, &env->err));
+}
+
+static void k04_a_save_that_one_rank_says_is_torn_fails_on_all(void **state)
+{
+    (void)state;
+    test_root root;
+    root_make(&root, ROOT_MEMORY);
+    fault_store *f = fault_store_new(root.store);
+    gate *g = gate_new(f, "shard-00002");
+    run_all(2, fault_store_handle(f), refuse_on_one_rank, g);
+    fault_store_free(f);
+    free(g);
+    char folders[4][64];
+    assert_int_equal(root_folders(&root, folders, 4), 1);
+    assert_int_equal(newest(root.store), 3);
+    root_drop(&root);
+}
+
+static void k03_k04_nothing_older_goes_for_a_checkpoint_before_its_fence(void **state)
+{
+    (void)state;
+    for (int late = 0; late < 3; late++) { /* fenced; refused; closed without either */
+        test_root root;
+        root_make(&root, ROOT_POSIX);
+        lg_session_options so = LG_SESSION_OPTIONS_INIT;
+        so.store = root.store;
+        so.keep_last = 1;
+        lg_session *s;
+        lg_error err = LG_ERROR_INIT;
+        assert_int_equal(lg_session_open("root", &so, &s, &err), LG_OK);
+        model m;
+        model_init(&m, 0, 1);
+        m.lazy = true;
+        char folders[4][64];
+        for (uint64_t step = 1; step <= 2; step++) {
+            model_fill(&m, step);
+            assert_int_equal(model_launch(s, &m, step, NULL, NULL, &err), LG_OK);
+            lg_session_status status;
+            do {
+                assert_int_equal(lg_session_get_status(s, &status, &err), LG_OK);
+            } while (status.phase != LG_PHASE_COMMITTED);
+            if (step == 1) {
+                assert_int_equal(lg_session_wait(s, 60000, NULL, &err), LG_OK);
+            }
+        }
+        assert_int_equal(root_folders(&root, folders, 4), 2); /* the one before is needed, if this one is torn */
+        if (late == 0) {
+            assert_int_equal(lg_session_fence(s, 60000, &err), LG_OK);
+        } else if (late == 1) {
+            int refused = 7;
+            assert_int_equal(lg_session_refuse(s, LG_ERR_CONFLICT, "torn", &refused, &err), LG_OK);
+            assert_int_equal(refused, 0); /* too late: the caller removes it */
+            char where[400];
+            snprintf(where, sizeof where, "%s@2", root.path);
+            assert_int_equal(lg_remove_last(where, &err), LG_OK);
+        }
+        assert_int_equal(late == 0 ? lg_session_wait(s, 60000, NULL, &err) : LG_OK, LG_OK);
+        assert_int_equal(lg_session_close(s, &err), LG_OK);
+        assert_int_equal(root_folders(&root, folders, 4), 1);
+        assert_int_equal(newest(root.store), late == 1 ? 1 : 2);
+        root_drop(&root);
+    }
+}
+
 /* ------------------------------------------------------------------ windows */
 
 #define BIG ((size_t)3 << 20) /* bytes of one tensor */
@@ -862,6 +961,8 @@ int main(void)
         cmocka_unit_test(k06_f094_k20_children_of_fork_inherit_nothing_harmful),
         cmocka_unit_test(k04_f067_a_program_that_launches_and_returns_from_main_loses_nothing),
         cmocka_unit_test(k04_debug_mode_names_a_lazy_tensor_that_was_changed_before_the_fence),
+        cmocka_unit_test(k04_a_save_that_one_rank_says_is_torn_fails_on_all),
+        cmocka_unit_test(k03_k04_nothing_older_goes_for_a_checkpoint_before_its_fence),
         cmocka_unit_test(k07_a_state_that_does_not_fit_the_cap_is_copied_in_windows),
         cmocka_unit_test(ranks_may_tell_each_other_through_a_key_value_store),
         cmocka_unit_test(k06_ranks_in_different_calls_are_told_so),

@@ -95,6 +95,12 @@ static void k03_a_pinned_checkpoint_survives_retention_and_prune_until_it_is_unp
         assert_int_equal(lg_remove(at_step(&root, 4), &err), LG_ERR_PROTECTED);
         OK(lg_prune(root.path, &o, NULL, NULL, &err));
         expect(&root, STEPS(4));
+        /* but for who knows that it is wrong; a pin holds even then */
+        OK(lg_pin(at_step(&root, 4), 1, "", &err));
+        assert_int_equal(lg_remove_last(at_step(&root, 4), &err), LG_ERR_PROTECTED);
+        OK(lg_pin(at_step(&root, 4), 0, NULL, &err));
+        OK(lg_remove_last(at_step(&root, 4), &err));
+        expect(&root, NULL, 0);
         root_drop(&root);
     }
 }

@@ -548,6 +548,266 @@ ON_EVERY_ROOT(buffers_that_differ_are_kept_for_each_rank)
     }
 }
 
+/* ------------------------------------------- ranks that declare all they have */
+
+static void save_with_one_undeclared(rank_env *env)
+{
+    const uint32_t odd = *(const uint32_t *)env->arg; /* alone has an undeclared tensor */
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.comm = env->comm;
+    o.store = env->store;
+    lg_session *s;
+    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    lg_layout_desc d = LG_LAYOUT_DESC_INIT;
+    uint32_t sizes[1] = {env->world};
+    lg_split rows = {0, 0, 0, LG_SPLIT_CEIL};
+    d.mesh_ndim = 1, d.mesh_sizes = sizes, d.n_splits = 1, d.splits = &rows;
+    lg_layout *layout;
+    RANK_TRY(env, lg_layout_create(&d, &layout, &env->err));
+    static const uint64_t shape[1] = {9}, two[1] = {2};
+    static const float data[9] = {0}, mean[2] = {3, 4};
+    lg_tensor t = LG_TENSOR_INIT;
+    t.name = "declared", t.ndim = 1, t.shape = shape, t.data = data, t.layout = layout;
+    lg_save *save;
+    RANK_TRY(env, lg_save_begin(s, 1, NULL, &save, &env->err));
+    RANK_TRY(env, lg_save_tensor(save, &t, &env->err));
+    lg_tensor u = LG_TENSOR_INIT;
+    u.name = "running.mean", u.ndim = 1, u.shape = two, u.data = mean, u.flags = LG_TENSOR_BUFFER;
+    if (env->rank == odd) {
+        RANK_TRY(env, lg_save_tensor(save, &u, &env->err));
+    }
+    RANK_TRY(env, lg_save_commit(save, NULL, &env->err));
+    lg_layout_free(layout);
+    RANK_TRY(env, lg_session_close(s, &env->err));
+}
+
+ON_EVERY_ROOT(a_rank_that_declares_all_its_tensors_saves_beside_one_that_does_not)
+{
+    for (uint32_t odd = 0; odd < 3; odd++) {
+        rank_env env[3];
+        test_root fresh;
+        root_make(&fresh, root->kind);
+        run_ranks(3, fresh.store, save_with_one_undeclared, &odd, env);
+        for (int r = 0; r < 3; r++) {
+            if (env[r].status != LG_OK) {
+                fail_msg("rank %d, odd one %u: %s", r, odd, env[r].err.message);
+            }
+        }
+        lg_error err = LG_ERROR_INIT;
+        lg__walk *w;
+        assert_int_equal(lg__walk_read(fresh.store, &w, &err), LG_OK);
+        assert_int_equal(w->n, 1);
+        assert_non_null(lg__manifest_find(w->items[0].m, "running.mean"));
+        assert_non_null(lg__manifest_find(w->items[0].m, "declared"));
+        lg__walk_free(w);
+        root_drop(&fresh);
+    }
+}
+
+/* ------------------------------------------------------------ resume in rounds */
+
+enum { ROUND_TENSORS = 4, ROUND_ELEMENTS = 4096 };
+static const uint64_t round_shape[1] = {ROUND_ELEMENTS};
+
+static float round_value(uint64_t step, int tensor, int i)
+{
+    return (float)(step * 100000 + (uint64_t)(tensor * 10000 + i));
+}
+
+static void save_for_rounds(rank_env *env)
+{
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.comm = env->comm;
+    o.store = env->store;
+    o.block_bytes = 4096;
+    lg_session *s;
+    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    static float data[ROUND_TENSORS][ROUND_ELEMENTS]; /* of rank 0, which alone has the tensors */
+    for (uint64_t step = 1; step <= 2; step++) {
+        lg_save *save;
+        RANK_TRY(env, lg_save_begin(s, step, NULL, &save, &env->err));
+        for (int t = 0; t < ROUND_TENSORS && env->rank == 0; t++) {
+            for (int i = 0; i < ROUND_ELEMENTS; i++) {
+                data[t][i] = round_value(step, t, i);
+            }
+            char name[8];
+            snprintf(name, sizeof name, "t%d", t);
+            lg_tensor tensor = LG_TENSOR_INIT;
+            tensor.name = name, tensor.ndim = 1, tensor.shape = round_shape, tensor.data = data[t];
+            RANK_TRY(env, lg_save_tensor(save, &tensor, &env->err));
+        }
+        RANK_TRY(env, lg_save_commit(save, NULL, &env->err));
+    }
+    RANK_TRY(env, lg_session_close(s, &env->err));
+}
+
+typedef struct rounds {
+    uint32_t n;                   /* wanted, one tensor each */
+    uint32_t calls;               /* for all checkpoints that were tried */
+    float memory[ROUND_ELEMENTS]; /* used again in each */
+    bool wrong;
+} rounds;
+
+static void check_round(rounds *want, uint64_t step, uint32_t tensor)
+{
+    for (int i = 0; i < ROUND_ELEMENTS; i++) {
+        want->wrong = want->wrong || want->memory[i] != round_value(step, (int)tensor, i);
+    }
+}
+
+static lg_status targets_in_rounds(lg_load *load, void *arg, lg_error *err)
+{
+    rounds *want = arg;
+    lg_checkpoint_info info;
+    lg_status st = lg_checkpoint_get_info(lg_load_checkpoint(load), &info, err);
+    if (st != LG_OK) {
+        return st;
+    }
+    want->calls++;
+    const uint32_t now = lg_load_round(load);
+    if (now > 0 && now <= want->n) {
+        check_round(want, info.step, now - 1);
+    }
+    if (now < want->n) {
+        char name[16];
+        snprintf(name, sizeof name, "t%u", now);
+        lg_target t = LG_TARGET_INIT;
+        t.name = name, t.ndim = 1, t.shape = round_shape, t.data = want->memory;
+        st = lg_load_tensor(load, &t, err);
+        if (now + 1 < want->n) {
+            lg_load_again(load);
+        }
+    }
+    return st;
+}
+
+typedef struct round_case {
+    uint32_t flags;
+    uint64_t step; /* that is found */
+    uint32_t n[3]; /* rounds of each rank */
+    uint32_t calls[3];
+} round_case;
+
+static void resume_in_rounds(rank_env *env)
+{
+    const round_case *c = env->arg;
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.comm = env->comm;
+    o.store = env->store;
+    lg_session *s;
+    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    lg_resume_options ro = LG_RESUME_OPTIONS_INIT;
+    ro.flags = LG_RESUME_ROUNDS | c->flags;
+    rounds want = {.n = c->n[env->rank]};
+    lg_resume_result *r = NULL;
+    RANK_TRY(env, lg_resume(s, &ro, targets_in_rounds, &want, &r, &env->err));
+    RANK_CHECK(env, r->step == c->step);
+    RANK_CHECK(env, r->tensors_loaded == want.n && r->bytes_loaded == want.n * sizeof want.memory);
+    if (want.n > 0) {
+        check_round(&want, r->step, want.n - 1);
+    }
+    RANK_CHECK(env, !want.wrong);
+    RANK_CHECK(env, want.calls == c->calls[env->rank]);
+    lg_resume_result_free(r);
+    RANK_TRY(env, lg_session_close(s, &env->err));
+}
+
+static void expect_rounds(test_root *root, const round_case *c)
+{
+    rank_env env[3];
+    run_ranks(3, root->store, resume_in_rounds, (void *)(uintptr_t)c, env);
+    for (int r = 0; r < 3; r++) {
+        if (env[r].status != LG_OK) {
+            fail_msg("rank %d: %s", r, env[r].err.message);
+        }
+    }
+}
+
+ON_EVERY_ROOT(k06_k07_ranks_read_in_as_many_rounds_as_each_needs_and_step_back_together_from_any)
+{
+    rank_env env[3];
+    run_ranks(3, root->store, save_for_rounds, NULL, env);
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(env[r].status, LG_OK);
+    }
+    static const uint32_t shares[] = {0, LG_RESUME_SHARE, LG_RESUME_NO_SHARE};
+    for (size_t i = 0; i < 3; i++) {
+        /* Who needs fewer is asked all the same, and has nothing to add. */
+        const round_case uneven = {shares[i], 2, {4, 1, 0}, {4, 4, 4}};
+        expect_rounds(root, &uneven);
+    }
+    char folders[4][64];
+    assert_int_equal(root_folders(root, folders, 4), 2);
+    root_flip(root, folders[1], "shard-00001-model-00001-of-00001.safetensors",
+              4096 + 3 * ROUND_ELEMENTS * sizeof(float) + 7); /* in t3 */
+    for (size_t i = 0; i < 3; i++) {
+        const round_case damaged = {shares[i], 1, {1, 4, 2}, {8, 8, 8}};
+        expect_rounds(root, &damaged);
+        const round_case unseen = {shares[i], 2, {3, 2, 3}, {3, 3, 3}};
+        expect_rounds(root, &unseen);
+    }
+}
+
+static void rounds_unasked(rank_env *env)
+{
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.comm = env->comm;
+    o.store = env->store;
+    lg_session *s;
+    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    rounds want = {.n = 2};
+    lg_resume_result *r = NULL;
+    RANK_CHECK(env, lg_resume(s, NULL, targets_in_rounds, &want, &r, &env->err) == LG_ERR_INVALID);
+    RANK_CHECK(env, strstr(env->err.message, "LG_RESUME_ROUNDS") != NULL);
+    RANK_TRY(env, lg_session_close(s, &env->err));
+}
+
+ON_EVERY_ROOT(rounds_that_the_resume_was_not_asked_for_are_an_error)
+{
+    rank_env env[3];
+    run_ranks(3, root->store, save_for_rounds, NULL, env);
+    run_ranks(3, root->store, rounds_unasked, NULL, env);
+    for (int r = 0; r < 3; r++) {
+        if (env[r].status != LG_OK) {
+            fail_msg("rank %d: %s", r, env[r].err.message);
+        }
+    }
+}
+
+/* ------------------------------------------------------- plain saves and runs */
+
+static lg_status open_as(test_root *root, uint32_t flags, lg_error *err)
+{
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.store = root->store;
+    o.flags = flags;
+    lg_session *s = NULL;
+    lg_status st = lg_session_open("root", &o, &s, err);
+    if (st == LG_OK) {
+        lg_session_close(s, NULL);
+    }
+    return st;
+}
+
+ON_EVERY_ROOT(a_plain_session_does_not_take_the_root_of_a_run)
+{
+    lg_error err = LG_ERROR_INIT;
+    assert_int_equal(open_as(root, LG_SESSION_PLAIN, &err), LG_OK);
+    assert_int_equal(open_as(root, LG_SESSION_PLAIN, &err), LG_OK);
+    assert_int_equal(open_as(root, 0, &err), LG_OK);
+    assert_int_equal(open_as(root, LG_SESSION_PLAIN, &err), LG_ERR_PROTECTED);
+    assert_non_null(strstr(err.message, "belongs to a training run (owner epoch 3"));
+    uint64_t highest = 0;
+    assert_int_equal(lg__root_highest_owner(root->store, &highest, &err), LG_OK);
+    assert_int_equal(highest, 3); /* nothing was claimed */
+    assert_int_equal(open_as(root, LG_SESSION_PLAIN | LG_SESSION_TAKE_OVER, &err), LG_OK);
+    assert_int_equal(open_as(root, LG_SESSION_PLAIN, &err), LG_OK);
+    /* An owner file that cannot be read is taken for a run's. */
+    assert_int_equal(lg__store_put_new(root->store, ".owner-9", "x", 1, &err), LG_OK);
+    assert_int_equal(open_as(root, LG_SESSION_PLAIN, &err), LG_ERR_PROTECTED);
+    assert_int_equal(open_as(root, 0, &err), LG_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -569,6 +829,10 @@ int main(void)
         cmocka_unit_test(k06_a_trouble_of_the_caller_s_own_reaches_all_ranks_through_the_commit),
         cmocka_unit_test(an_unverified_resume_is_recorded_in_the_next_checkpoint),
         cmocka_unit_test(buffers_that_differ_are_kept_for_each_rank),
+        cmocka_unit_test(a_rank_that_declares_all_its_tensors_saves_beside_one_that_does_not),
+        cmocka_unit_test(k06_k07_ranks_read_in_as_many_rounds_as_each_needs_and_step_back_together_from_any),
+        cmocka_unit_test(rounds_that_the_resume_was_not_asked_for_are_an_error),
+        cmocka_unit_test(a_plain_session_does_not_take_the_root_of_a_run),
     };
     return cmocka_run_group_tests_name("session", tests, NULL, NULL);
 }

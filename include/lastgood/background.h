@@ -96,6 +96,15 @@ LG_API lg_status lg_session_staged(lg_session *session, int *staged, lg_error *e
  * any more and is told by the next collective call, not here. */
 LG_API lg_status lg_session_fence(lg_session *session, uint64_t deadline_ms, lg_error *err);
 
+/* Says, instead of the fence or before it, that lazy memory was changed too early
+ * on this rank: what the save has may be torn. Not collective, does not wait.
+ * *refused: the save fails, with this status and message, which the next
+ * collective call tells on every rank. Otherwise it was too late: it may be
+ * committed, and the checkpoint should be removed (lg_remove_last); on the
+ * coordinator nothing older is removed for it in the meantime. */
+LG_API lg_status lg_session_refuse(lg_session *session, lg_status status, const char *message, int *refused,
+                                   lg_error *err);
+
 /* Collective. Waits until the save in flight is durable on all ranks, or has
  * failed: every rank gets the same result. `info` (may be NULL) is that of the
  * newest save of the session that was launched and committed, all zero if there

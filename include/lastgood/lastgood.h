@@ -175,7 +175,8 @@ typedef struct lg_target {
 /* Writes one checkpoint from one process: opens `root`, saves `n` tensors
  * (whole ones) as `step`, commits, closes. `root` is a path or a URI ("file:…",
  * "mem:…"); it is made if its parent exists. A root that already holds
- * checkpoints gets another one.
+ * checkpoints gets another one; that of a training run (the last session there was
+ * opened without LG_SESSION_PLAIN) is LG_ERR_PROTECTED.
  *
  *     float w[2][3] = {{0, 1, 2}, {3, 4, 5}};
  *     uint64_t shape[] = {2, 3};
@@ -254,7 +255,12 @@ enum {
      * a new run with a new run id. Refused without this flag. */
     LG_SESSION_NEW_RUN = 1u << 0,
     /* Read only: claims nothing, writes nothing, cannot save. */
-    LG_SESSION_READ_ONLY = 1u << 1
+    LG_SESSION_READ_ONLY = 1u << 1,
+    /* For one save by itself, as lg_write makes: opening is LG_ERR_PROTECTED where
+     * the root was last claimed without this flag, by a training run, which would
+     * lose it. */
+    LG_SESSION_PLAIN = 1u << 2,
+    LG_SESSION_TAKE_OVER = 1u << 3 /* with LG_SESSION_PLAIN: even there */
 };
 
 typedef struct lg_session_options {
@@ -433,8 +439,9 @@ enum {
      * reads a piece, and they exchange the pieces over the communicator, within
      * buffer_bytes. Without these flags that is done for regions of 1 MiB or
      * more, unless every rank finds them in its page cache. */
-    LG_RESUME_SHARE = 1u << 2,   /* for regions of any size, cached or not */
-    LG_RESUME_NO_SHARE = 1u << 3 /* never: each rank reads all it wants */
+    LG_RESUME_SHARE = 1u << 2,    /* for regions of any size, cached or not */
+    LG_RESUME_NO_SHARE = 1u << 3, /* never: each rank reads all it wants */
+    LG_RESUME_ROUNDS = 1u << 4    /* `targets` may call lg_load_again; equal on all ranks */
 };
 
 typedef struct lg_resume_options {
@@ -498,6 +505,16 @@ enum { LG_LOAD_UNVERIFIED = 1u << 0 };
  * collective. Free with lg_load_free. */
 LG_API lg_status lg_load_begin(lg_checkpoint *checkpoint, uint32_t flags, lg_load **out, lg_error *err);
 LG_API lg_checkpoint *lg_load_checkpoint(lg_load *load);
+
+/* For states that are read through memory which does not hold all of them, of a
+ * device for example. Called by the targets function of a resume with
+ * LG_RESUME_ROUNDS: what it has described is read and verified, and the function
+ * is called again, to take what was read and to describe the next part, into the
+ * same memory if it likes. Ranks may differ in how many rounds they need; each is
+ * an exchange between them. lg_load_round counts from 0, for each checkpoint that
+ * is tried anew. */
+LG_API void lg_load_again(lg_load *load);
+LG_API uint32_t lg_load_round(const lg_load *load);
 LG_API lg_status lg_load_tensor(lg_load *load, const lg_target *target, lg_error *err);
 LG_API lg_status lg_load_run(lg_load *load, lg_error *err);
 LG_API void lg_load_free(lg_load *load);
@@ -833,6 +850,11 @@ LG_API lg_status lg_prune(const char *root, const lg_prune_options *options,
 /* Removes one checkpoint, by the same rules: never the last good one, never a
  * pinned one. */
 LG_API lg_status lg_remove(const char *where, lg_error *err);
+
+/* The same for the last one as well: of a checkpoint whose contents are known to
+ * be wrong, however whole its files are. What is left may be an empty root, in
+ * which a run starts anew. Not a pinned one. */
+LG_API lg_status lg_remove_last(const char *where, lg_error *err);
 
 /* Removes what crashes left: trash, partial folders and tombstones of epochs
  * below the highest owner. `fn` gets each name. */

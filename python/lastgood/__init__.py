@@ -65,6 +65,7 @@ from lastgood.verify import Problem, Verified
 if TYPE_CHECKING:
     from lastgood import data, random
     from lastgood.checkpointer import Checkpointer
+    from lastgood.rehearsal import ResumeCheck, check_resume
     from lastgood.run import Run
     from lastgood.state import EMA, PerRank, State
 
@@ -109,6 +110,7 @@ __all__ = [
     "ProtectedError",
     "Pruned",
     "RawArray",
+    "ResumeCheck",
     "Resumed",
     "Run",
     "SafetensorsFile",
@@ -133,6 +135,7 @@ __all__ = [
     "Verified",
     "VersionError",
     "WorldError",
+    "check_resume",
     "data",
     "entries",
     "load",
@@ -154,8 +157,10 @@ _LATER = {
     "Checkpointer": "checkpointer",
     "EMA": "state",
     "PerRank": "state",
+    "ResumeCheck": "rehearsal",
     "Run": "run",
     "State": "state",
+    "check_resume": "rehearsal",
     "data": "",
     "random": "",
 }

@@ -119,7 +119,7 @@ class StoredTensor:
         load = Load(self._checkpoint)
         flags, rank = (0, 0) if copy_of_rank is None else (lib.LG_TENSOR_COPY_OF_RANK, copy_of_rank)
         box = (region.offset, region.extent)
-        load.columns.add(self.name, memory, shape=self.shape, region=box, flags=flags, rank=rank)
+        load.add(self.name, memory, shape=self.shape, region=box, flags=flags, rank=rank)
         load.run()
         return region.applied(arrays.finish(array, chosen))
 
@@ -135,13 +135,13 @@ class StoredTensor:
         if memory.shape != region.shape:
             raise MismatchError(f'"{self.name}": the array is {list(memory.shape)}, the part {list(region.shape)}')
         memory = memory._replace(shape=region.extent, strides=region.widened(memory.strides))
-        load.columns.add(self.name, memory, shape=self.shape, region=(region.offset, region.extent))
+        load.add(self.name, memory, shape=self.shape, region=(region.offset, region.extent))
         load.run()
 
     def read_packed(self, memory: Memory) -> None:
         """All of it into memory described already."""
         load = Load(self._checkpoint)
-        load.columns.add(self.name, memory)
+        load.add(self.name, memory)
         load.run()
 
     def numpy(self) -> Any:
@@ -342,7 +342,7 @@ class Checkpoint(Mapping[str, StoredTensor]):
         for name in known if names is None else names:
             tensor = known[name] if name in known else self[name]
             made[name], memory = arrays.allocate(tensor.number, tensor.shape, chosen)
-            load.columns.add(name, memory)
+            load.add(name, memory)
         load.run()
         if chosen == "jax":
             return {name: arrays.finish(array, chosen) for name, array in made.items()}

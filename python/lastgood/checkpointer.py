@@ -36,7 +36,7 @@ from lastgood.ranks import communicator, ranks_of, store_keys
 from lastgood.run import Run
 from lastgood.saving import LaunchInfo, Save, SaveInfo, WhenBusy
 from lastgood.session import Session, SessionStatus
-from lastgood.staging import Fences, name_of, with_gradients, wrapped
+from lastgood.staging import Fences, before_change, name_of, with_gradients, wrapped
 
 if TYPE_CHECKING:
     from lastgood.background import KeyValueStore
@@ -240,6 +240,7 @@ class Checkpointer:
         step: int | None = None,
         generation: Generation | None = None,
         strict: bool = False,
+        optional: Sequence[str] = (),
     ) -> Run:
         """Takes the run up from the newest good checkpoint; the state's tensors are read into the memory they have.
         *Collective*: all ranks take the same one, and where one fails all do.
@@ -249,20 +250,26 @@ class Checkpointer:
             init: called instead where the root holds no checkpoint, on all ranks.
             step, generation: take this one.
             strict: only the newest: that it is damaged is an error.
+            optional: names that the checkpoint or the state may lack, with all below them: keys of the state
+                (``"ema"``, ``"scheduler"``), layers and parameters (``"head"``). What lacks is noted, what both have is
+                restored: the list may stay in the program. Equal on all ranks.
 
         Raises:
             NoGoodCheckpoint: there are checkpoints and none is good: a run never starts over silently.
             NotFoundError: ``step`` or ``generation`` asks for one that is not there.
-            MissingError, MismatchError: the checkpoint is of another state.
+            MissingError: exact, and the checkpoint lacks something of the state, or has something that is in no rank's
+                state: a scheduler, an optimizer, a layer.
+            MismatchError: the checkpoint is of another state.
         """
+        names = _optional(optional)
         self._use(state)
-        self._fences.before_change()
+        before_change()
         tried: list[Restoring] = []
 
         def describe(load: Load) -> None:
             found = load.checkpoint
             seed = hashlib.sha256(f"{found.run_id} {found.generation}".encode()).digest()[:8]
-            tried[:] = [Restoring(load, self.ranks, self._exact, int.from_bytes(seed, "little"))]
+            tried[:] = [Restoring(load, self.ranks, self._exact, int.from_bytes(seed, "little"), names, self._timeout)]
             state.describe(tried[0])
 
         resumed = None
@@ -272,7 +279,7 @@ class Checkpointer:
             resumed = self.session.resume(describe, step=step, generation=generation, strict=strict)
         if resumed is None:
             if init is not None:
-                self._together("init", init)
+                self.together("init", init)
             run = Run(self, None, new=self._new_run)
         else:
             restoring = tried[0]
@@ -282,7 +289,7 @@ class Checkpointer:
                 state.restore(restoring)
                 return {"notes": restoring.notes, "not_restored": restoring.not_restored}
 
-            told = self._together("restoring the state", restore)
+            told = self.together("restoring the state", restore)
             self._fences.restored(restoring.load.written, _buffers(state), self._overwritten)
             notes = _union(told, "notes", "rank {}: {}")
             run = Run(self, resumed, notes, _union(told, "not_restored", "{1}"))
@@ -390,7 +397,17 @@ class Checkpointer:
         """What was saved so far, and what the newest save is at."""
         return self.session.status()
 
-    # --------------------------------------------------- for the loop of Run.steps
+    def _removed(self, step: int, where: str) -> str:
+        """What came of removing a checkpoint that may be torn."""
+        try:
+            roots.remove(where, last=True)
+        except errors.NotFoundError:
+            return ""  # it failed, or another rank was first
+        except Error as why:
+            return f"; the checkpoint {where} of step {step} may be torn: do not resume from it ({why})"
+        return f"; the checkpoint of step {step} may have been torn and was removed"
+
+    # ------------------------------------ for the loop of Run.steps, and check_resume
 
     def aim(self, total: int) -> None:
         """The step at which the run is done, which is always saved."""
@@ -402,6 +419,56 @@ class Checkpointer:
             return iter(list, None)
         found: Iterator[list[Any]] = self._loader.batches(accumulate)
         return found
+
+    def count(self, state: State) -> None:
+        """One more step is done, which is not to be saved: the rest of what :meth:`step` does."""
+        self._use(state)
+        self._count(None)
+        self.completed += 1
+        self._fences.step_done()
+
+    def describe(self, save: Save, state: State, metrics: Mapping[str, Any] | None = None) -> None:
+        """Adds the state to a save. What raises here fails it on all ranks."""
+        self._use(state)
+        if self._exact:
+            _refuse_gradients(state)
+        lazy = self._fences.chooser(state.optimizers if self._background == "lazy" else ())
+        state.save(Saving(save, self.completed, self.ranks, lazy))
+        if self.ranks.rank == 0:
+            if metrics is not None:
+                save.state("metrics", plain_metrics(metrics))
+            for name, data in self._attached(state).items():
+                save.attach(name, data)
+        if self._background == "lazy":
+            self._fences.launched(lazy.chosen)
+
+    def together(self, what: str, work: Callable[[], Any]) -> list[Any]:
+        """Does something on every rank. Where one fails, all raise.
+
+        Returns:
+            What each got, by rank; values of JSON, else None.
+        """
+        error: Exception | None = None
+        mine: dict[str, Any] = {}
+        try:
+            result = work()
+            mine["result"] = result if isinstance(result, (bool, int, float, str, list, dict)) else None
+        except Exception as why:
+            error = why
+            text = str(why) if isinstance(why, Error) else f"{type(why).__name__}: {why}"
+            mine["error"] = [int(why.status if isinstance(why, Error) else Status.CANCELLED), text]
+        comm = self.ranks.comm
+        if comm is None:
+            if error is not None:
+                raise error
+            return [mine["result"]]
+        all_ranks = [json.loads(part) for part in comm.all_gather(json.dumps(mine).encode(), self._timeout)]
+        if error is not None:
+            raise error
+        for rank, other in enumerate(all_ranks):
+            if "error" in other:
+                raise errors.of_status(other["error"][0], f"rank {rank}: {what}: {other['error'][1]}", rank)
+        return [other["result"] for other in all_ranks]
 
     # ---------------------------------------------------------------------------
 
@@ -448,7 +515,7 @@ class Checkpointer:
         self._fences.watch(state.modules, state.optimizers)
         if self._background == "off":
             with self.session.save(step, if_new=True, finite=self._finite) as save:
-                self._describe(save, state, metrics)
+                self.describe(save, state, metrics)
             if save.info is not None and not save.info.skipped:
                 self._agreement.saved(save.info.seconds)
                 if self.ranks.rank == 0:
@@ -464,7 +531,7 @@ class Checkpointer:
             )
             try:
                 with launch as save:
-                    self._describe(save, state, metrics)
+                    self.describe(save, state, metrics)
             except Error:
                 self._look()
                 raise
@@ -491,20 +558,6 @@ class Checkpointer:
         if self.ranks.rank == 0:
             text = "saving step %d in the background; training went on after %.3f s"
             self._say(logging.INFO, text, launched.step, launched.seconds)
-
-    def _describe(self, save: Save, state: State, metrics: Mapping[str, Any] | None) -> None:
-        """What raises here fails the save on all ranks."""
-        if self._exact:
-            _refuse_gradients(state)
-        lazy = self._fences.chooser(state.optimizers if self._background == "lazy" else ())
-        state.save(Saving(save, self.completed, self.ranks, lazy))
-        if self.ranks.rank == 0:
-            if metrics is not None:
-                save.state("metrics", plain_metrics(metrics))
-            for name, data in self._attached(state).items():
-                save.attach(name, data)
-        if self._background == "lazy":
-            self._fences.launched(lazy.chosen)
 
     def _attached(self, state: State) -> dict[str, bytes]:
         given = self._attach() if callable(self._attach) else self._attach or {}
@@ -556,9 +609,8 @@ class Checkpointer:
         # It took no less than until it was last seen under way: a last save is not given up for a guess.
         self._agreement.saved(max(flight.seen - flight.began, 0.0))
         if self.ranks.rank == 0:
-            self._say(
-                logging.INFO, "step %d is saved (seen %.1f s later)", flight.step, time.monotonic() - flight.began
-            )
+            seconds = time.monotonic() - flight.began
+            self._say(logging.INFO, "step %d is saved, within %.1f s of its launch", flight.step, seconds)
 
     def _phase(self) -> str:
         if not self._progress.shown or self._flying is None:
@@ -583,43 +635,16 @@ class Checkpointer:
         if self._flying is not None:
             step, where = self._flying.step, f"{self.root}@g{self._flying.generation}"
             self._flying = None
+            refused = self.session.refuse(Status.CONFLICT, text)
             self.session.drain(self._timeout / 2)
-            try:
-                roots.remove(where)
-                text += f"; the checkpoint of step {step} may have been torn and was removed"
-            except errors.NotFoundError:
-                pass  # it failed, or another rank was first
-            except Error as why:
-                text += f"; the checkpoint {where} of step {step} may be torn: do not resume from it ({why})"
+            if refused:
+                text += f"; the save of step {step}, which may be torn, fails"
+                if self.ranks.comm is None:
+                    with contextlib.suppress(Error):  # it is told here
+                        self.session.wait()
+            else:
+                text += self._removed(step, where)
         raise ConflictError(text, rank=self.ranks.rank if self.ranks.world > 1 else None)
-
-    def _together(self, what: str, work: Callable[[], Any]) -> list[Any]:
-        """Does something on every rank. Where one fails, all raise.
-
-        Returns:
-            What each got, by rank; values of JSON, else None.
-        """
-        error: Exception | None = None
-        mine: dict[str, Any] = {}
-        try:
-            result = work()
-            mine["result"] = result if isinstance(result, (bool, int, float, str, list, dict)) else None
-        except Exception as why:
-            error = why
-            text = str(why) if isinstance(why, Error) else f"{type(why).__name__}: {why}"
-            mine["error"] = [int(why.status if isinstance(why, Error) else Status.CANCELLED), text]
-        comm = self.ranks.comm
-        if comm is None:
-            if error is not None:
-                raise error
-            return [mine["result"]]
-        all_ranks = [json.loads(part) for part in comm.all_gather(json.dumps(mine).encode(), self._timeout)]
-        if error is not None:
-            raise error
-        for rank, other in enumerate(all_ranks):
-            if "error" in other:
-                raise errors.of_status(other["error"][0], f"rank {rank}: {what}: {other['error'][1]}", rank)
-        return [other["result"] for other in all_ranks]
 
     def _say(self, level: int, text: str, *args: Any) -> None:
         self._progress.clear()
@@ -685,6 +710,17 @@ def _count(name: str, value: int) -> int:
         if not isinstance(value, bool) and operator.index(value) >= 0:
             return operator.index(value)
     raise InvalidError(f"{name} is {value!r}, not 0 or a number above")
+
+
+def _optional(names: Sequence[str]) -> tuple[str, ...]:
+    """Names that may lack.
+
+    Raises:
+        InvalidError: they are something else.
+    """
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+        raise InvalidError(f'optional is {names!r}, not a list of names such as ["ema", "head.weight"]')
+    return tuple(names)
 
 
 def _every(every: int | str | None) -> tuple[int | None, float | None]:

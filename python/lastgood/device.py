@@ -144,6 +144,13 @@ def device_of(tensor: Any) -> Device | None:
     return _cuda[index]
 
 
+def in_host_memory(tensor: Any) -> bool:
+    """Whether the host may write to a tensor's memory."""
+    if not tensor.is_cpu:
+        return False
+    return not _finders or all(find(tensor) is None for find in _finders)
+
+
 class _Copy(NamedTuple):
     device: Device
     host: Any
@@ -183,7 +190,7 @@ class Staging:
     def __init__(self, cap: int = 0) -> None:
         self.slabs: list[_Slab] = []
         self.bytes_held = 0
-        self._cap = cap
+        self.cap = cap
         self._sources: list[Any] = []  # of copies that may not be done
         self._fences: list[tuple[Device, Any]] = []
         self._devices: list[Device] = []
@@ -194,9 +201,9 @@ class Staging:
     def grow(self, size: int, device: Device) -> bool:
         """One more slab, of at least so many bytes. False: beyond the cap."""
         wanted = max(size, min(max(self.bytes_held, _LEAST), _MOST))
-        if self._cap and self.bytes_held + wanted > self._cap:
+        if self.cap and self.bytes_held + wanted > self.cap:
             wanted = size
-            if self.bytes_held + wanted > self._cap:
+            if self.bytes_held + wanted > self.cap:
                 return False
         self.slabs.append(_Slab(wanted, device))
         self.bytes_held += self.slabs[-1].size

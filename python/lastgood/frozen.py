@@ -106,9 +106,9 @@ class FrozenWeights:
         if todo:
             workers = max(1, min(8, len(os.sched_getaffinity(0))))
             with concurrent.futures.ThreadPoolExecutor(workers) as pool:  # hashing lets other threads run
-                for (name, _, version), digest in zip(todo, pool.map(_digest, [p for _, p, _ in todo]), strict=True):
-                    found[name] = digest
-                    self._known[name] = (version, digest)
+                for (name, _, version), value in zip(todo, pool.map(digest, [p for _, p, _ in todo]), strict=True):
+                    found[name] = value
+                    self._known[name] = (version, value)
         return found
 
 
@@ -123,7 +123,7 @@ def _parts(t: Any) -> list[torch.Tensor]:
     return [t.detach()]
 
 
-def _digest(parts: list[torch.Tensor]) -> str:
+def digest(parts: list[torch.Tensor]) -> str:
     """SHA-256 over dtype, shape and packed little-endian bytes of each."""
     sha = hashlib.sha256()
     for part in parts:

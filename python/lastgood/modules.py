@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from lastgood import placement
-from lastgood.errors import ConflictError, InvalidError
+from lastgood.errors import ConflictError, InvalidError, StateError
 from lastgood.frozen import FrozenWeights
 from lastgood.names import has_extra_state, is_a, join, some, walk
 from lastgood.objects import Packed, Unpacked
 from lastgood.parts import Part, Restoring, Saving
+from lastgood.progress import logger
 from lastgood.saving import Group
-from lastgood.tensors import Reader, Replicas, Writer, check_memory, lacking
+from lastgood.staging import lent, place_of
+from lastgood.tensors import Reader, Replicas, Writer, check_memory, kind_of, lacking
 
 # The module of this key has bare names on disk, which other tools expect.
 MODEL = "model"
@@ -181,6 +184,8 @@ class ModulesPart(Part):
     def describe(self, of: Restoring) -> None:
         """Reads into the memory that parameters and buffers have."""
         found = self.modules.collect()
+        of.known.update(e.name for e in found.entries)
+        of.known.update(key for key, _ in found.extra)
         reader = self._reader = Reader(of)
         tied: dict[str, list[Entry]] = {}
         for e in found.entries:
@@ -294,6 +299,10 @@ class EMA:
     Its tensors are saved beside the optimizer's, under the key and the model's names (``ema.h.0.weight``), and are
     always copied before a save in the background returns, whenever they are updated.
 
+    A checkpoint has the trained weights in the model, and the average beside them. To evaluate with the average use
+    :meth:`swapped_in`, during which no save takes place; an average that is in the model in another way is refused
+    where memory shows it, and noted by a resume where values do.
+
     Args:
         source: :class:`torch.optim.swa_utils.AveragedModel`, a module, or a dict of tensors by name.
     """
@@ -302,35 +311,97 @@ class EMA:
         if not isinstance(source, (torch.nn.Module, Mapping)):
             raise InvalidError(f"an EMA is a module or a dict of tensors, not {type(source).__name__}")
         self.source = source
+        self.is_swapped_in = False
 
     def lastgood_part(self, key: str) -> Part:
         """How it is saved and restored."""
-        return EMAPart(key, self.source)
+        return EMAPart(key, self)
+
+    @contextlib.contextmanager
+    def swapped_in(self, model: torch.nn.Module) -> Iterator[None]:
+        """In the block the model has the averages of its parameters and buffers; behind it what it had before. A save
+        in the block is refused, and one that is still reading the model is waited for. Takes memory for a copy of the
+        model.
+
+        Raises:
+            InvalidError: the model has none of the averaged tensors.
+            StateError: they are in a model already.
+        """
+        if self.is_swapped_in:
+            raise StateError("the averaged weights are in a model already")
+        collecting = _Collecting()
+        collecting.module(MODEL, model, "")
+        averages = dict(_averages(self.source, ""))
+        found = [
+            (e.tensor, averages[e.name])
+            for e in collecting.entries
+            if e.root == e.name and e.name in averages and averages[e.name].shape == e.tensor.shape
+        ]
+        if not found:
+            raise InvalidError("the model has none of the averaged tensors: names or shapes are others")
+        trained: list[tuple[Any, Any]] = []
+        with lent():
+            self.is_swapped_in = True
+            try:
+                for tensor, average in found:
+                    trained.append((tensor, tensor.detach().clone()))
+                    tensor.detach().copy_(average)
+                yield
+            finally:
+                for tensor, value in trained:
+                    tensor.detach().copy_(value)
+                self.is_swapped_in = False
+
+
+def _averages(source: torch.nn.Module | Mapping[str, torch.Tensor], key: str) -> Iterator[tuple[str, Any]]:
+    """The tensors of an averaged copy, with the names they have on disk."""
+    if not isinstance(source, torch.nn.Module):
+        for name, tensor in source.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise InvalidError(f'"{key}": {name!r} is {type(tensor).__name__}, not a tensor')
+            yield join(key, name), tensor
+        return
+    collecting = _Collecting()
+    collecting.module(key or MODEL, source, key)
+    for e in collecting.entries:
+        if e.root == e.name:
+            yield e.name, e.tensor
+
+
+class _Pair(NamedTuple):
+    """A trained parameter, and its average."""
+
+    name: str
+    trained: Any
+    average: Any
 
 
 class EMAPart(Part):
-    """The tensors of an averaged copy."""
+    """The tensors of an averaged copy.
 
-    def __init__(self, key: str, source: torch.nn.Module | Mapping[str, torch.Tensor]) -> None:
+    Attributes:
+        modules: of the state, in one of which the trained weights are.
+    """
+
+    def __init__(self, key: str, ema: EMA) -> None:
         self.key = key
-        self.source = source
+        self.ema = ema
+        self.modules: Modules | None = None
         self._reader: Reader | None = None
+        self._places: dict[str, Any] = {}  # of both of a pair, when they were looked at last
+        self._differed = False
 
     def _tensors(self) -> Iterator[tuple[str, Any]]:
-        if not isinstance(self.source, torch.nn.Module):
-            for name, tensor in self.source.items():
-                if not isinstance(tensor, torch.Tensor):
-                    raise InvalidError(f'"{self.key}": {name!r} is {type(tensor).__name__}, not a tensor')
-                yield f"{self.key}.{name}", tensor
-            return
-        collecting = _Collecting()
-        collecting.module(self.key, self.source, self.key)
-        for e in collecting.entries:
-            if e.root == e.name:
-                yield e.name, e.tensor
+        return _averages(self.ema.source, self.key)
 
     def save(self, to: Saving) -> None:
-        """Adds all tensors, to be copied at once."""
+        """Adds all tensors, to be copied at once.
+
+        Raises:
+            StateError: the averages are in the model.
+        """
+        self._refuse_swapped()
+        self._warn_if_equal()
         writer = Writer(to)
         for name, tensor in self._tensors():
             writer.add(name, tensor, buffer=True)
@@ -338,9 +409,11 @@ class EMAPart(Part):
 
     def describe(self, of: Restoring) -> None:
         """Reads into the memory of the copy."""
+        self._refuse_swapped()
         reader = self._reader = Reader(of)
         missing = []
         for name, tensor in self._tensors():
+            of.known.add(name)
             if reader.has(name):
                 reader.take(name, tensor)
             else:
@@ -352,3 +425,73 @@ class EMAPart(Part):
         if self._reader is not None:
             self._reader.finish()
         self._reader = None
+        equal = self._all_equal()
+        self._differed = equal == 0
+        if equal and of.checkpoint.step > 0:
+            of.notes.append(
+                f'"{self.key}": all {equal} averaged weights equal those of the model: right if averaging has not begun; '
+                f"else the average was in the model when step {of.checkpoint.step} was saved"
+            )
+
+    # ----------------------------------------------------- is it in the model?
+
+    def _pairs(self) -> Iterator[_Pair]:
+        if self.modules is None:
+            return
+        averages = {name.removeprefix(f"{self.key}."): tensor for name, tensor in self._tensors()}
+        for e in self.modules.last().entries:
+            if e.parameter and e.root == e.name and e.tensor.requires_grad:
+                short = e.name if e.group == "model" else e.name.partition(".")[2]
+                average = averages.get(short)
+                if average is not None and average.shape == e.tensor.shape:
+                    yield _Pair(e.name, e.tensor, average)
+
+    def _refuse_swapped(self) -> None:
+        """What memory tells: the average's is the parameter's, or each has what the other had."""
+        text = f'"{self.key}": the averaged weights are in the model'
+        if self.ema.is_swapped_in:
+            raise StateError(f"{text}: save and resume outside of EMA.swapped_in()")
+        now: dict[str, Any] = {}
+        for pair in self._pairs():
+            here, there = now[pair.name] = place_of(pair.trained), place_of(pair.average)
+            if here is None or there is None:
+                continue
+            if here == there:
+                raise StateError(f'{text}: the average of "{pair.name}" is the parameter itself; copy it (clone)')
+            if self._places.get(pair.name) == (there, here):
+                raise StateError(
+                    f'{text}: "{pair.name}" and its average have changed places; save before they do, or after they have '
+                    "changed back"
+                )
+        self._places = now
+
+    def _warn_if_equal(self) -> None:
+        """What values tell, of tensors in host memory: no device is waited for."""
+        if any(not pair.trained.is_cpu for pair in self._pairs()):
+            return
+        equal = self._all_equal()
+        if equal and self._differed:
+            logger.warning(
+                '"%s": all %d averaged weights equal those of the model, and did not before: is the average in the '
+                "model? A resume goes on from what is there",
+                self.key,
+                equal,
+            )
+        self._differed = equal == 0
+
+    def _all_equal(self) -> int:
+        """How many pairs there are, if both of each are equal; 0: they differ, or there are none."""
+        count = 0
+        for pair in self._pairs():
+            trained, average = (_whole(t) for t in pair[1:])
+            if kind_of(trained) != "plain" or kind_of(average) != "plain" or trained.shape != average.shape:
+                continue
+            if not torch.equal(trained.detach().to(average.dtype), average.detach()):
+                return 0
+            count += trained.numel() > 0
+        return count
+
+
+def _whole(t: Any) -> Any:
+    """The part of a DTensor that is here, or all of another tensor."""
+    return placement.local(t) if placement.is_dtensor(t) and placement.holds(t) else t

@@ -142,13 +142,14 @@ class OptimizersPart(Part):
         stored = _Stored(reader, members)
         self._states, self._groups = [], []
         unknown: list[str] = []
+        of.known.update(m.base for groups in members for group in groups for m in group)
         for (key, optimizer), groups in zip(self.optimizers.items(), members, strict=True):
             for i, (group, of_group) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
                 options = _Group(f'"{key}", group {i}', group)
                 for m in of_group:
                     row = stored.rows.get((m.prefix, m.name))
                     if row is None:
-                        unknown.append(m.name)
+                        (of.not_restored if of.may_lack(m.base) else unknown).append(m.name)
                         continue
                     options.add(m.name, row)
                     self._states.append(_State(reader, stored, optimizer, m, row.options))

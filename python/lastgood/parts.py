@@ -83,17 +83,29 @@ class Restoring:
         load: takes targets, the memory to read into, of the checkpoint that is tried.
         ranks: who restores.
         exact: what cannot be restored exactly on the same mesh is an error.
+        optional: names, and all below them, that the checkpoint or the state may lack even so; equal on all ranks.
+        timeout: the longest wait for other ranks, seconds.
         seed: of streams that are derived, where they cannot be restored: from the checkpoint's run and generation.
         notes: sentences for people, of what was derived, left as it was, or given up.
         not_restored: names of what the checkpoint lacks.
+        known: names in the checkpoint, and all below them, of which this rank has the counterpart, whether or not it
+            reads them. Tensors that are read, and values under the key of a part, need not be told.
     """
 
     load: Load
     ranks: Ranks
     exact: bool = True
     seed: int = 0
+    optional: tuple[str, ...] = ()
+    timeout: float = 600.0
     notes: list[str] = field(default_factory=list)
     not_restored: list[str] = field(default_factory=list)
+    known: set[str] = field(default_factory=set)
+
+    def may_lack(self, name: str) -> bool:
+        """Whether a name, or what it is below of, is optional. Of optimizer state the parameter's name counts too."""
+        _, _, parameter = name.partition(".state.")
+        return any(f"{n}.".startswith(f"{o}.") for o in self.optional for n in (name, parameter) if n)
 
     @property
     def checkpoint(self) -> Checkpoint:

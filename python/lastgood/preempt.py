@@ -100,7 +100,8 @@ _NOTHING = Decision(False, False, "")
 def ignore_signals(worker_id: int = 0) -> None:
     """Ignores SIGTERM and SIGUSR1 in this process.
 
-    For those that load data, as ``DataLoader(worker_init_fn=ignore_signals)``: schedulers and torchrun send signals to
+    For those that load data, as ``torch.utils.data.DataLoader(worker_init_fn=ignore_signals)`` (the workers of
+    :class:`lastgood.data.DataLoader` need it not): schedulers and torchrun send signals to
     them as well, and a worker that ends takes its trainer down before the last save. They still end with their trainer.
     And for a trainer that has saved its last step and ends: a second signal must not give it another exit code.
 

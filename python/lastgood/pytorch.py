@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ _SLICE = datetime.timedelta(milliseconds=200)
 _GRACE = 1.0
 # Sizes that differ much are not padded to the largest.
 _PAD_BYTES = 64 << 20
+# How many groups of the same ranks this process has made.
+_made: dict[tuple[int, ...], int] = {}
 
 
 class GlooCommunicator(Communicator):
@@ -29,7 +32,8 @@ class GlooCommunicator(Communicator):
     collectives. *Collective* over the group.
 
     Args:
-        group: whose ranks save and load together; None: all. It may be one of any backend, of NCCL for example.
+        group: whose ranks save and load together; None: all. It may be one of any backend, of NCCL for example. Each of
+            its ranks makes its communicators of it in the same order.
         timeout: seconds; no wait of a session may be longer.
 
     Every call notes in the group's key-value store that this rank has arrived, so that the late ones can be named.
@@ -38,25 +42,29 @@ class GlooCommunicator(Communicator):
     def __init__(self, group: dist.ProcessGroup | None = None, *, timeout: float = 3600.0) -> None:
         if not dist.is_initialized():
             raise InvalidError("torch.distributed is not initialised; one process alone needs no communicator")
-        ranks = None if group is None else dist.get_process_group_ranks(group)
-        own = dist.new_group(
-            ranks,
-            timeout=datetime.timedelta(seconds=timeout),
-            backend="gloo",
-            use_local_synchronization=ranks is not None,
-        )
-        if own is dist.GroupMember.NON_GROUP_MEMBER or own is None:
+        world: Any = dist.group.WORLD
+        ranks = tuple(dist.get_process_group_ranks(world if group is None else group))
+        if dist.get_rank() not in ranks:
             raise InvalidError("this process is not in the group")
-        self._group: Any = own
+        super().__init__(ranks.index(dist.get_rank()), len(ranks))
+        # Not dist.new_group: it names a group by how many this process has, which ranks need not agree on, and takes a
+        # name again after the group has ended, whose keys in the store then lead to where nobody is.
+        _made[ranks] = _made.get(ranks, 0) + 1
+        name = hashlib.sha256(f"{ranks}".encode()).hexdigest()[:32]
         self._store: Any = dist.PrefixStore(  # type: ignore[attr-defined]
-            "lastgood", own.get_group_store()
+            f"lastgood/group-{name}-{_made[ranks]}", world.get_group_store()
         )
         self._calls = 0
-        super().__init__(dist.get_rank(own), dist.get_world_size(own))
+        self._group: Any = dist.ProcessGroupGloo(  # type: ignore[attr-defined]
+            dist.PrefixStore("gloo", self._store),  # type: ignore[attr-defined]
+            self.rank,
+            self.size,
+            timeout=datetime.timedelta(seconds=timeout),
+        )
 
     def close(self) -> None:
         """Frees the group. Sessions that use it must be closed before."""
-        dist.destroy_process_group(self._group)
+        self._group = None
 
     # ------------------------------------------------------------------ waiting
 
@@ -107,6 +115,8 @@ class GlooCommunicator(Communicator):
 
     def _run(self, call: str, timeout: float, begin: Callable[[], Any], *, first: bool = True) -> None:
         """Begins one of gloo's operations and waits for it, in slices in which Python can be interrupted."""
+        if self._group is None:
+            raise CommunicatorError(f"{call}: the communicator is closed")
         if first:
             self._arrive(call)
         end = time.monotonic() + timeout
@@ -128,14 +138,14 @@ class GlooCommunicator(Communicator):
 
     def barrier(self, timeout: float) -> None:
         """Returns once all ranks have called it."""
-        self._run("barrier", timeout, lambda: dist.barrier(self._group, async_op=True))
+        self._run("barrier", timeout, lambda: self._group.barrier())
 
     def all_gather(self, data: bytes, timeout: float) -> Sequence[bytes]:
         """What each rank gave, by rank."""
         call = "all-gather"
         sizes = torch.empty(self.size, dtype=torch.int64)
         mine = torch.tensor([len(data)], dtype=torch.int64)
-        self._run(call, timeout, lambda: dist.all_gather_into_tensor(sizes, mine, self._group, async_op=True))
+        self._run(call, timeout, lambda: self._group._allgather_base(sizes, mine))
         lengths: list[int] = sizes.tolist()
         largest = max(lengths)
         if largest == 0:
@@ -145,23 +155,25 @@ class GlooCommunicator(Communicator):
         padded = torch.zeros(largest, dtype=torch.uint8)
         padded[: len(data)] = _tensor(data)
         got = torch.empty(self.size * largest, dtype=torch.uint8)
-        self._run(
-            call, timeout, lambda: dist.all_gather_into_tensor(got, padded, self._group, async_op=True), first=False
-        )
+        self._run(call, timeout, lambda: self._group._allgather_base(got, padded), first=False)
         raw = _bytes(got)
         return [raw[r * largest : r * largest + n] for r, n in enumerate(lengths)]
 
     def _part(self, call: str, data: bytes, root: int, size: int, timeout: float) -> bytes:
         t = _tensor(data) if self.rank == root else torch.empty(size, dtype=torch.uint8)
-        begin = lambda: dist.broadcast(t, group=self._group, group_src=root, async_op=True)  # noqa: E731
-        self._run(call, timeout, begin, first=False)
+        self._run(call, timeout, lambda: self._broadcast(t, root), first=False)
         return data if self.rank == root else _bytes(t)
+
+    def _broadcast(self, t: torch.Tensor, root: int) -> Any:
+        options = dist.BroadcastOptions()  # type: ignore[attr-defined]
+        options.rootRank, options.rootTensor = root, 0
+        return self._group.broadcast([t], options)
 
     def broadcast(self, data: bytes, root: int, timeout: float) -> bytes:
         """What ``root`` gave."""
         call = "broadcast"
         size = torch.tensor([len(data)], dtype=torch.int64)
-        self._run(call, timeout, lambda: dist.broadcast(size, group=self._group, group_src=root, async_op=True))
+        self._run(call, timeout, lambda: self._broadcast(size, root))
         n = int(size.item())
         return self._part(call, data, root, n, timeout) if n else b""
 
@@ -170,14 +182,11 @@ class GlooCommunicator(Communicator):
         call = "all-to-all"
         send = torch.tensor([len(p) for p in parts], dtype=torch.int64)
         recv = torch.empty_like(send)
-        self._run(call, timeout, lambda: dist.all_to_all_single(recv, send, group=self._group, async_op=True))
+        self._run(call, timeout, lambda: self._group.alltoall_base(recv, send, [], []))
         out_sizes, in_sizes = recv.tolist(), send.tolist()
         got = torch.empty(sum(out_sizes), dtype=torch.uint8)
         data = _tensor(b"".join(parts))
-        begin = lambda: dist.all_to_all_single(  # noqa: E731
-            got, data, out_sizes, in_sizes, group=self._group, async_op=True
-        )
-        self._run(call, timeout, begin, first=False)
+        self._run(call, timeout, lambda: self._group.alltoall_base(got, data, out_sizes, in_sizes), first=False)
         raw = _bytes(got)
         found, at = [], 0
         for n in out_sizes:

@@ -372,12 +372,14 @@ class RandomPart(Part):
             MissingError, MismatchError: in exact mode, on the same mesh: a stream is missing, or none of its kind.
         """
         self._found = found = self._read(of)
-        if of.exact and found.reasons:
-            parts = "; ".join(f'"{name}" {reason}' for name, reason in found.reasons.items())
+        reasons = {n: r for n, r in found.reasons.items() if not of.may_lack(f"{self.key}.{n}")}
+        if of.exact and reasons:
+            parts = "; ".join(f'"{name}" {reason}' for name, reason in reasons.items())
             kind = MissingError if found.missing else MismatchError
             raise kind(
                 f'random streams under "{self.key}" cannot be restored: {parts}; '
-                "resume with exact=False to derive them anew"
+                f'to derive them anew: resume(state, optional=["{self.key}"]), or '
+                "Checkpointer(exact=False) for whatever is lacking"
             )
 
     def _read(self, of: Restoring) -> _Found:

@@ -123,9 +123,13 @@ def prune(root: Path, *, keep_last: int, keep_every: int = 0, dry_run: bool = Tr
     return found
 
 
-def remove(where: Path) -> None:
-    """Removes one checkpoint: never the last good one, never a pinned one."""
-    call(lib.lg_remove, path_bytes(where))
+def remove(where: Path, *, last: bool = False) -> None:
+    """Removes one checkpoint: never a pinned one, and never the last good one.
+
+    Args:
+        last: even the last one: its contents are known to be wrong, however whole its files are.
+    """
+    call(lib.lg_remove_last if last else lib.lg_remove, path_bytes(where))
 
 
 def sweep(root: Path, *, dry_run: bool = True) -> list[Swept]:

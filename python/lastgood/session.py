@@ -92,6 +92,9 @@ class Session:
         comm: the ranks; None: this process alone.
         new_run: save into a root with checkpoints that this session does not resume from, as a new run.
         read_only: claim and write nothing.
+        plain: for one save by itself: a :class:`ProtectedError` where the root was last claimed without this, by a
+            training run, which would lose it.
+        take_over: with ``plain``: even there.
         timeout: the longest wait for other ranks, seconds.
         keep_last: retention: keep the last N; 0: all.
         keep_every: and every K-th step; 0: none.
@@ -101,7 +104,8 @@ class Session:
         domain: failure domain of this rank; None: the host's name.
         staging_bytes: cap of the copy of this rank's part that a launch needs; 0: one copy. What does not fit is
             copied in windows as the files are written. The memory that CUDA devices copy to has the same cap of its
-            own; what does not fit there is copied before the launch goes on.
+            own; what does not fit there is copied before the launch goes on. A resume reads what goes to devices into
+            host memory of at most this at a time (0: 256 MiB).
         kv: how ranks learn of each other's saves in the background; None: through files in the folder that is being
             written. Any object with ``set`` and ``get`` (:class:`KeyValueStore`), such as
             :class:`lastgood.pytorch.StoreKeys`.
@@ -117,6 +121,8 @@ class Session:
         *,
         new_run: bool = False,
         read_only: bool = False,
+        plain: bool = False,
+        take_over: bool = False,
         timeout: float = 600.0,
         keep_last: int = 0,
         keep_every: int = 0,
@@ -135,7 +141,12 @@ class Session:
         comm_pointer = None if comm is None else comm.pointer()
         o = ffi.new("lg_session_options *")
         o.size = ffi.sizeof("lg_session_options")
-        o.flags = (lib.LG_SESSION_NEW_RUN if new_run else 0) | (lib.LG_SESSION_READ_ONLY if read_only else 0)
+        o.flags = (
+            (lib.LG_SESSION_NEW_RUN if new_run else 0)
+            | (lib.LG_SESSION_READ_ONLY if read_only else 0)
+            | (lib.LG_SESSION_PLAIN if plain else 0)
+            | (lib.LG_SESSION_TAKE_OVER if take_over else 0)
+        )
         try:
             o.deadline_ms = max(1, round(timeout * 1000))
             o.keep_last, o.keep_every, o.check_replicas = keep_last, keep_every, check_replicas
@@ -333,6 +344,18 @@ class Session:
                 "changed yet"
             )
 
+    def refuse(self, status: Status, message: str) -> bool:
+        """Says that lazy tensors were changed too early, so that the save under way may be torn. Not collective.
+
+        Returns:
+            Whether the save fails, with this error, which the next collective call raises on every rank. Otherwise it
+            was too late, and the checkpoint should be removed (``roots.remove(…, last=True)``).
+        """
+        out = ffi.new("int *")
+        with self.pointer as s:
+            call(lib.lg_session_refuse, s, int(status), text_bytes(message), out)
+        return bool(out[0])
+
     def wait(self, timeout: float | None = None) -> SaveInfo | None:
         """Waits until the save under way is durable on all ranks, or raises why it failed, the same on every rank.
         *Collective.* A keyboard interrupt ends the wait; the save stays under way.
@@ -447,11 +470,13 @@ class Session:
             def describe(load: Load) -> None:
                 load.tensors(wanted, optional=optional)
 
-        calls = _Resume(describe, self.rank)
+        calls = _Resume(describe, self.rank, self.staging.cap)
         handle = ffi.new_handle(calls)
         options = ffi.new("lg_resume_options *")
         options.size = ffi.sizeof("lg_resume_options")
-        options.flags = (lib.LG_RESUME_STRICT if strict else 0) | (0 if verify else lib.LG_RESUME_UNVERIFIED)
+        options.flags = (
+            lib.LG_RESUME_ROUNDS | (lib.LG_RESUME_STRICT if strict else 0) | (0 if verify else lib.LG_RESUME_UNVERIFIED)
+        )
         keep = []
         if step is not None:
             keep.append(ffi.new("uint64_t *", step))
@@ -501,27 +526,39 @@ class Session:
 class _Resume:
     """What the library calls during a resume."""
 
-    def __init__(self, describe: Callable[[Load], Any] | None, rank: int) -> None:
+    def __init__(self, describe: Callable[[Load], Any] | None, rank: int, staging_bytes: int) -> None:
         self.describe = describe
         self.rank = rank
+        self.staging_bytes = staging_bytes
         self.load: Load | None = None  # the last one, which was loaded
 
 
 @ffi.def_extern(name="lgpy_targets")  # type: ignore[untyped-decorator]
 def _call_targets(raw: Any, arg: Any, err: Any) -> int:
     calls: _Resume = ffi.from_handle(arg)
-    calls.load = None
     if calls.describe is None:
         return 0
+    if lib.lg_load_round(raw) > 0:
+        assert calls.load is not None
+        return _hand_over(calls.load, raw, err)
+    calls.load = None
     checkpoint = Checkpoint.of(Pointer(lib.lg_load_checkpoint(raw), nothing))
     try:
-        load = Load(checkpoint)
+        load = Load(checkpoint, staging_bytes=calls.staging_bytes)
         load.rank = calls.rank
         calls.describe(load)
-        load.columns.load(raw)
         calls.load = load
+        return _hand_over(load, raw, err)
     except BaseException as why:  # KeyboardInterrupt too
         return hold(why, err)
     finally:
         checkpoint.close()
+
+
+def _hand_over(load: Load, raw: Any, err: Any) -> int:
+    try:
+        if load.hand_over(raw):
+            lib.lg_load_again(raw)
+    except BaseException as why:
+        return hold(why, err)
     return 0

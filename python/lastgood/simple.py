@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from lastgood import arrays, dtypes, tagged, trees
 from lastgood.arrays import Framework
 from lastgood.checkpoint import Checkpoint, StoredTensor
+from lastgood.device import in_host_memory
 from lastgood.errors import InvalidError, MismatchError, MissingError, NoGoodCheckpoint, UnsupportedError
 from lastgood.load import Load
 from lastgood.safetensors_file import FileTensor, SafetensorsFile
@@ -27,7 +28,13 @@ _CAST_BYTES = 16 << 20
 
 
 def save(
-    root: Path, tree: Any, *, step: int = 0, attach: Mapping[str, bytes] | None = None, finite: bool = False
+    root: Path,
+    tree: Any,
+    *,
+    step: int = 0,
+    attach: Mapping[str, bytes] | None = None,
+    finite: bool = False,
+    take_over: bool = False,
 ) -> SaveInfo:
     """Writes one checkpoint from one process, and returns once it is durable.
 
@@ -39,13 +46,15 @@ def save(
         step: completed optimizer steps.
         attach: files to lie in the step folder as they are.
         finite: refuse NaN and infinity.
+        take_over: save into the root of a training run too, whose sessions then fail their next save.
 
     Raises:
+        ProtectedError: the root is that of a training run.
         UnsupportedError: something in the tree has no form in a checkpoint; nothing is pickled, ever.
     """
     flat = trees.Flat(tree)
     skeleton = None if flat.plain else tagged.encode(flat.skeleton, "tree")
-    with _opened(root) as session:
+    with _opened(root, take_over) as session:
         saving = session.save(step, finite=finite)
         saving.tensors(flat.tensors)
         for alias, name in flat.aliases.items():
@@ -57,15 +66,15 @@ def save(
         return saving.commit()
 
 
-def _opened(root: Path) -> Session:
+def _opened(root: Path, take_over: bool) -> Session:
     """A session that goes on with the run that the root holds, if any of its checkpoints is good."""
-    session = Session(root)
+    session = Session(root, plain=True, take_over=take_over)
     try:
         session.resume()
         return session
     except NoGoodCheckpoint:
         session.close()
-        return Session(root, new_run=True)
+        return Session(root, plain=True, new_run=True)
     except BaseException:
         session.close()
         raise
@@ -127,7 +136,7 @@ def _load_like(checkpoint: Checkpoint, like: Any) -> Any:
                 f'"{name}": the tree has {arrays.form(*wanted)}, the checkpoint {arrays.form(tensor.number, tensor.shape)}'
             )
         array, memory = arrays.allocate(tensor.number, tensor.shape, framework)
-        load.columns.add(name, memory)
+        load.add(name, memory)
         made[name] = (array, framework, value)
     load.run()
     return trees.replaced(like, {name: _placed(*item) for name, item in made.items()})
@@ -273,7 +282,7 @@ class _Plan:
         if isinstance(self.source, Checkpoint):
             load = Load(self.source)
             for target in self.direct:
-                load.columns.add(self.names[target], load.memory(target, self.targets[target]))
+                load.add(self.names[target], load.memory(target, self.targets[target]))
             load.run()
         else:
             for target in self.direct:
@@ -295,10 +304,12 @@ def _packed(stored: StoredTensor | FileTensor) -> Any:
 
 
 def _read_file(stored: Any, name: str, array: Any) -> None:
-    memory = arrays.describe(name, array, to_write=True)
-    if memory.strides is None:
-        stored.read_packed(memory)
-        return
+    torch = dtypes.imported("torch")
+    if torch is None or not isinstance(array, torch.Tensor) or in_host_memory(array):
+        memory = arrays.describe(name, array, to_write=True)
+        if memory.strides is None:
+            stored.read_packed(memory)
+            return
     _copy(array, stored.read(framework=_framework_of(array)))
 
 

@@ -23,6 +23,9 @@ from lastgood.errors import ConflictError
 
 Tell = Callable[[list[torch.Tensor]], None]
 
+# All of this process.
+_live: weakref.WeakSet[Fences] = weakref.WeakSet()
+
 
 class Fences:
     """Waits for a save's lazy copies in front of the first update by any optimizer of the process, and before state is
@@ -30,7 +33,7 @@ class Fences:
 
     Args:
         wait: returns when all lazy tensors are copied.
-        torn: called after a wait with the lazy tensors that were written before it; raises.
+        torn: called instead with the lazy tensors that were written too early; raises, once none is read any more.
     """
 
     def __init__(self, wait: Callable[[], None], torn: Tell) -> None:
@@ -44,6 +47,7 @@ class Fences:
         self._restored: list[tuple[torch.Tensor, int]] = []
         self._overwritten: Tell | None = None
         self.pending = False
+        _live.add(self)
         # The hook is the process's, and must keep nothing alive.
         weak = weakref.ref(self)
 
@@ -116,17 +120,29 @@ class Fences:
             TimeoutError: the tensors are still being read.
         """
         changed = _changed(self._versions)
+        if changed:
+            self._end()
+            self._torn(changed)
         try:
             self._wait()
         except ConflictError:
             self._end()
             raise
         self._end()
-        if changed:
-            self._torn(changed)
+
+    @contextlib.contextmanager
+    def lend(self) -> Iterator[None]:
+        """In the block tensors may be written that are at its end as they were."""
+        self.before_change()
+        same = {id(t) for t, version in self._restored if t._version == version}
+        try:
+            yield
+        finally:
+            self._restored = [(t, t._version if id(t) in same else version) for t, version in self._restored]
 
     def close(self) -> None:
         """Removes the hooks."""
+        _live.discard(self)
         self._finalizer()
         self._end()
 
@@ -149,6 +165,21 @@ class Fences:
     def _end(self) -> None:
         self.pending = False
         self._versions = []
+
+
+def before_change() -> None:
+    """:meth:`Fences.before_change` of all runs of this process."""
+    for fences in list(_live):
+        fences.before_change()
+
+
+@contextlib.contextmanager
+def lent() -> Iterator[None]:
+    """:meth:`Fences.lend` of all runs of this process."""
+    with contextlib.ExitStack() as stack:
+        for fences in list(_live):
+            stack.enter_context(fences.lend())
+        yield
 
 
 class _BeforeLoading:
@@ -240,6 +271,12 @@ def _versions(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, int]]
 
 def _changed(versions: list[tuple[torch.Tensor, int]]) -> list[torch.Tensor]:
     return [t for t, version in versions if t._version != version]
+
+
+def place_of(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Address and length, bytes, of the part that is here; None where there is none, or no memory."""
+    place = next(_place(tensor), None)
+    return place if place is not None and place[1] else None
 
 
 def _place(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:

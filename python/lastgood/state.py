@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import torch
 
+from lastgood import leftover
 from lastgood.errors import ConflictError, InvalidError, UnsupportedError
-from lastgood.modules import EMA, Modules, ModulesPart
-from lastgood.names import is_a, some
+from lastgood.modules import EMA, EMAPart, Modules, ModulesPart
+from lastgood.names import is_a
 from lastgood.objects import VARS, ObjectPart, PerRank, VarsPart, has_state, refuse
 from lastgood.optim import OptimizersPart
 from lastgood.parts import Part, Restoring, Saving
@@ -71,6 +72,7 @@ class State:
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._others: dict[str, Any] = {}  # objects, and what gives its own part
         self._parts: list[Part] | None = None
+        self._leftover: leftover.Leftover | None = None  # between describe and restore
         for key, value in registered.items():
             self.add(key, value)
 
@@ -176,7 +178,10 @@ class State:
             if self._optimizers:
                 found.append(OptimizersPart(self._optimizers, self._modules))
             for key, value in self._others.items():
-                found.append(self._part(key, value))
+                part = self._part(key, value)
+                if isinstance(part, EMAPart):
+                    part.modules = self._modules
+                found.append(part)
             found.append(VarsPart(self.vars))
             if isinstance(self._random, Part):
                 found.append(self._random)
@@ -207,27 +212,28 @@ class State:
             part.save(to)
 
     def describe(self, of: Restoring) -> None:
-        """Says what is to be read where; notes what the checkpoint has beyond that."""
+        """Says what is to be read where, and finds what the checkpoint has beyond that.
+
+        Raises:
+            MissingError, MismatchError: the checkpoint is of another state. That one rank of several has no counterpart
+                of something is found in :meth:`restore`, where all are asked.
+        """
         parts = self.parts()
         for part in parts:
             part.describe(of)
-        asked = set(of.load.columns.names)
-        stored = dict(of.checkpoint)
-        used = asked | {str(stored[n].alias_of) for n in asked if n in stored and stored[n].alias_of is not None}
-        unused = [n for n, t in stored.items() if n not in used and t.alias_of not in used and ".rank-" not in n]
-        if unused:
-            of.notes.append(f"{len(unused)} tensors of the checkpoint are not in the state: {some(unused)}")
-        known = {key.partition(".")[0] for key in self._keys()} | _RESERVED | _OF_A_RUN
-        if self._optimizers:
-            known.add("optim")
-        values = {key.partition(".")[0] for key in of.checkpoint.state if not key.endswith("_extra_state")} - known
-        if values:
-            of.notes.append(
-                f"the checkpoint has {some(sorted(values))}, which the state has not: nothing restores that"
-            )
+        keys = {key.partition(".")[0] for key in self._others} | {part.key for part in parts}
+        own = frozenset(keys - {ModulesPart.key, OptimizersPart.key})
+        self._leftover = leftover.look(of, own, _RESERVED | _OF_A_RUN)
+        if of.ranks.world == 1:
+            leftover.settle(of, self._leftover)
 
     def restore(self, of: Restoring) -> None:
-        """Takes over what was read."""
+        """Takes over what was read. *Collective* where there are several ranks: what the checkpoint has and no rank's
+        state is an error on all, as for :meth:`describe`.
+        """
+        found, self._leftover = self._leftover, None
+        if found is not None and of.ranks.world > 1:
+            leftover.settle(of, found)
         for part in self.parts():
             part.restore(of)
 

@@ -438,14 +438,22 @@ def lacking(of: Restoring, names: Iterable[str], what: str) -> None:
     """Tells of things of the state that the checkpoint has not.
 
     Raises:
-        MissingError: in exact mode.
+        MissingError: in exact mode, for what is not optional.
     """
     found = list(names)
-    if not found:
-        return
-    if of.exact:
+    required = [name for name in found if not of.may_lack(name)]
+    if of.exact and required:
         raise MissingError(
-            f"the checkpoint of step {of.checkpoint.step} has no {what} {some(found)}; resume with exact=False to go on "
-            "without"
+            f"the checkpoint of step {of.checkpoint.step} has no {what} {some(required)}; {go_on_without(required)}"
         )
     of.not_restored.extend(found)
+
+
+def go_on_without(names: list[str]) -> str:
+    """How to resume though one side lacks something, for messages.
+
+    Args:
+        names: what would be optional.
+    """
+    shown = ", ".join(f'"{name}"' for name in names[:5]) + (", …" if len(names) > 5 else "")
+    return f"to go on without: resume(state, optional=[{shown}]), or Checkpointer(exact=False) for whatever is lacking"

@@ -23,13 +23,13 @@ def save(root, state, step=1, *, comm=None, who=None, lazy=None):
     return s.info
 
 
-def resume(root, state, *, exact=True, comm=None, who=None):
+def resume(root, state, *, exact=True, comm=None, who=None, optional=()):
     """Restores the newest; returns the Restoring with its notes."""
     held = []
     with lastgood.Session(root, comm) as session:
 
         def describe(load):
-            held.append(Restoring(load, who or ranks(), exact=exact))
+            held.append(Restoring(load, who or ranks(), exact=exact, optional=optional))
             state.describe(held[-1])
 
         assert session.resume(describe) is not None

@@ -123,6 +123,36 @@ def test_a_part_of_the_ranks_saves_on_its_own(root, tmp_path):
     assert [checkpoint.rank_state("me", r) for r in range(2)] == [1, 2]
 
 
+def again(rank):
+    """A group is made again when an earlier one of the same ranks has ended, at once on one rank and late on another;
+    and ranks 1 and 2 have a group while rank 1 has others besides.
+    """
+    part = dist.new_group([1, 2])
+    more = [dist.new_group([0, 1]) for _ in range(3)]  # rank 2 is in none
+    for i in range(5):
+        if rank:
+            comm = GlooCommunicator(part, timeout=40)
+            assert comm.all_gather(bytes([rank, i]), 30) == [bytes([1, i]), bytes([2, i])]
+            if rank == 2 and i % 2:
+                time.sleep(0.3)
+            comm.close()
+        whole = GlooCommunicator(dist.group.WORLD if i % 2 else None, timeout=40)
+        other = GlooCommunicator(timeout=40)
+        assert whole.all_gather(bytes([rank]), 30) == [b"\0", b"\1", b"\2"]
+        if rank != i % 3:
+            whole.close()
+        assert other.all_gather(bytes([rank]), 30) == [b"\0", b"\1", b"\2"]
+        other.close()
+        whole.close()
+        with pytest.raises(lastgood.CommunicatorError, match="closed"):
+            whole.barrier(1)
+    return len(more)
+
+
+def test_k06_a_group_may_be_made_again_after_it_has_ended_and_by_ranks_that_are_in_different_groups(tmp_path):
+    assert on_processes(3, tmp_path, again) == [3, 3, 3]
+
+
 def late(rank, root):
     comm = GlooCommunicator(timeout=60)
     session = lastgood.Session(root, comm, timeout=3)

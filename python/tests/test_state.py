@@ -296,20 +296,25 @@ def test_what_the_checkpoint_lacks_is_an_error_in_exact_mode_and_told_otherwise(
         resume(root, plain(model=model))
     of = resume(root, plain(model=model), exact=False)
     assert of.not_restored == ["1.weight", "1.bias"]
-    assert any('2 tensors of the checkpoint are not in the state: "more.' in n for n in of.notes)
+    assert of.notes == ['the checkpoint of step 1 has "more" (2 names), which the state has not: nothing restores that']
     assert torch.equal(model[1].weight.detach(), before)
 
 
-def test_an_object_of_the_checkpoint_that_is_not_registered_is_told(root):
+def test_an_object_of_the_checkpoint_that_is_not_registered_is_an_error_in_exact_mode_and_told_otherwise(root):
     model = nn.Linear(2, 2)
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(opt, 2)
     save(root, plain(model=model, optim=opt, scheduler=scheduler))
     assert resume(root, plain(model=model, optim=opt, scheduler=scheduler)).notes == []
-    of = resume(root, plain(model=model, optim=opt))
-    assert of.notes == ['the checkpoint has "scheduler", which the state has not: nothing restores that']
-    of = resume(root, plain(model=model))
-    assert of.notes == ['the checkpoint has "optim", "scheduler", which the state has not: nothing restores that']
+    with pytest.raises(lastgood.MissingError, match=r'step 1 has "scheduler", which the state has not: register it'):
+        resume(root, plain(model=model, optim=opt))
+    for how in ({"exact": False}, {"optional": ("scheduler", "optim")}):
+        of = resume(root, plain(model=model, optim=opt), **how)
+        assert of.notes == ['the checkpoint of step 1 has "scheduler", which the state has not: nothing restores that']
+        of = resume(root, plain(model=model), **how)
+        assert of.notes == [
+            'the checkpoint of step 1 has "optim" (2 names), "scheduler", which the state has not: nothing restores that'
+        ]
 
 
 def test_a_class_in_place_of_its_object_is_refused():

@@ -222,7 +222,7 @@ def two(rank, folder):
 def on_one(root):
     model = Net(9)
     opt = torch.optim.AdamW(model.parameters())
-    resume(root, plain(model=model, optim=opt))
+    resume(root, plain(model=model, optim=opt), optional=("cache", "ema"))
     return contents(model, opt)
 
 

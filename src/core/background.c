@@ -44,7 +44,12 @@ struct lg__background {
     lg_save_phase phase;
     size_t to_gather, to_gather_eager; /* boxes that are still read from memory that the trainer wants back */
     bool staged, checked, done, failed, own, in_place;
-    bool abandoned; /* the session was closed before: the thread frees all */
+    bool lazy;       /* something is, so that the trainer may yet say that it was changed */
+    bool fenced;     /* it has not */
+    bool refused;    /* it has */
+    bool past_check; /* too late for that: what this rank wrote may be committed */
+    bool retains;    /* committed, and nothing older was removed for it yet */
+    bool abandoned;  /* the session was closed before: the thread frees all */
     lg_error err;
     lg_save_info info;
 };
@@ -208,6 +213,8 @@ static void over(lg__background *job, const result *r, lg_status status, const l
     if (job->failed) {
         job->err = *err;
         job->err.status = status;
+    } else {
+        job->err = (lg_error)LG_ERROR_INIT; /* refused, but too late */
     }
     job->to_gather = job->to_gather_eager = 0;
     job->info.seconds = (double)(lg__now_ms() - job->began) / 1000;
@@ -301,6 +308,7 @@ static lg_status await_check(lg__background *job, lg_error *err)
         *err = job->err;
         st = err->status;
     }
+    job->past_check = true;
     pthread_mutex_unlock(&job->lock);
     return st;
 }
@@ -378,7 +386,14 @@ static lg_status lead_to_the_end(lg__background *job, const lg__bulletin *b, lg_
         lg_error ignored = LG_ERROR_INIT;
         lg__attempt_fail(s->store, job->a.folder, job->a.run_id, job->a.generation, job->a.token, s->epoch, &ignored);
     } else if (st == LG_OK) {
-        lg__retention_run(s, job->a.generation);
+        /* Before the fence the trainer may still say that this one is torn: then the one before is needed. */
+        pthread_mutex_lock(&job->lock);
+        job->retains = job->lazy && !job->fenced;
+        const bool now = !job->retains && !job->refused;
+        pthread_mutex_unlock(&job->lock);
+        if (now) {
+            lg__retention_run(s, job->a.generation);
+        }
     }
     return st;
 }
@@ -598,6 +613,14 @@ static lg_status prepare(lg__background *job, const lg_launch_options *o, lg_lau
 
 static lg_status before_sums(void *arg, lg_error *err) { return await_check(arg, err); }
 
+/* What the background left to the foreground. The session's. */
+static void retain(lg_session *s, const lg__background *job)
+{
+    if (job->retains && !job->refused) {
+        lg__retention_run(s, job->a.generation);
+    }
+}
+
 lg_status lg__background_new(lg_session *s, lg_save *save, lg__background **out, lg_error *err)
 {
     lg__background *job = lg__calloc(1, sizeof *job);
@@ -636,6 +659,7 @@ void lg__background_start(lg__background *job, const lg__attempt *a, const lg_la
         job->begin.status = mine;
         job->checked = true;
     }
+    job->lazy = info->bytes_lazy > 0;
     s->job = job;
     const bool stream = mine == LG_OK && job->stage == NULL;
     if (mine != LG_OK || (stream && job->to_gather == 0)) {
@@ -711,12 +735,30 @@ lg_status lg__background_fence(lg__background *job, uint64_t deadline_ms, lg_err
         (void)lg__cond_wait_until(&job->changed, &job->lock, until);
     }
     bool staged = job->staged;
+    job->fenced = job->fenced || staged;
     pthread_mutex_unlock(&job->lock);
     LG__RETURN_IF(!staged, err, LG_ERR_TIMEOUT,
                   "the save of step %" PRIu64 " still reads the trainer's memory after %" PRIu64
                   " ms: tensors must not be changed yet",
                   job->info.step, deadline_ms);
     return check_sources(job, err);
+}
+
+bool lg__background_refuse(lg__background *job, lg_status status, const char *message)
+{
+    if (job == NULL) {
+        return false;
+    }
+    pthread_mutex_lock(&job->lock);
+    const bool in_time = !job->done && !job->past_check;
+    job->refused = true;
+    if (in_time) {
+        lg_error_set(&job->err, status, "%s", message);
+        job->checked = true;
+        pthread_cond_broadcast(&job->changed);
+    }
+    pthread_mutex_unlock(&job->lock);
+    return in_time;
 }
 
 bool lg__background_staged(lg__background *job)
@@ -780,6 +822,7 @@ void lg__background_settle(lg_session *s, bool committed, bool in_place, uint64_
     if (committed) {
         s->last_launched = job->info;
         s->last_launched.bytes_total = bytes_total;
+        retain(s, job);
     } else if (lg__is_coordinator(s) && !in_place) {
         lg__attempt_forget(s->store, job->a.folder, job->a.token, s->epoch);
     }
@@ -821,6 +864,9 @@ lg_status lg__background_close(lg_session *s, bool *left, lg_error *err)
     }
     if (job->failed && s->world == 1 && !job->in_place) { /* else the cause stays for ranks that still look */
         lg__attempt_forget(s->store, job->a.folder, job->a.token, s->epoch);
+    }
+    if (!job->failed) {
+        retain(s, job);
     }
     s->job = NULL;
     lg__background_free(job);

@@ -44,6 +44,9 @@ lg_status lg__background_wait(lg__background *job, uint64_t deadline_ms, lg_erro
 /* Waits until everything is copied; checks the sources if that was asked for. */
 lg_status lg__background_fence(lg__background *job, uint64_t deadline_ms, lg_error *err);
 bool lg__background_staged(lg__background *job);
+/* Fails it, if what this rank writes cannot have been committed yet; else false,
+ * and at least nothing older is removed for it. */
+bool lg__background_refuse(lg__background *job, lg_status status, const char *message);
 void lg__background_phase(lg__background *job, lg_save_phase *phase, uint64_t *step);
 
 /* It is over and all ranks know the result: committed, or failed, then perhaps in

@@ -182,13 +182,18 @@ struct lg_load {
     size_t n_parts, cap_parts;
     char **missing; /* optional targets that are not there; lg__strdup'ed */
     size_t n_missing, cap_missing;
-    uint64_t bytes_loaded, tensors_loaded; /* by the last successful run */
+    uint64_t bytes_loaded, tensors_loaded; /* by the last successful run, and the rounds before it */
+    uint64_t bytes_before, tensors_before; /* by those rounds */
+    uint32_t round;                        /* of a resume */
+    bool again;                            /* one more is wanted */
     uint64_t buffer_bytes;                 /* cap of read buffers; 0 = 64 MiB */
 };
 
 /* Nothing is planned or delivered yet; everything wanted was, which makes the
  * numbers of what was loaded. Between them come the bytes. */
 void lg__load_reset(lg_load *load);
+/* What was read is the caller's; the targets of the next round come. */
+void lg__load_next(lg_load *load);
 lg_status lg__load_check(lg_load *load, lg_error *err);
 
 /* load_plan.c: finds the stored boxes of all parts and reads them, file by

@@ -133,6 +133,16 @@ lg_status lg_session_fence(lg_session *session, uint64_t deadline_ms, lg_error *
     return lg__background_fence(session->job, deadline_ms != 0 ? deadline_ms : session->deadline_ms, err);
 }
 
+lg_status lg_session_refuse(lg_session *session, lg_status status, const char *message, int *refused, lg_error *err)
+{
+    LG__ERR(err);
+    LG__RETURN_IF(session == NULL || status == LG_OK || message == NULL || refused == NULL, err, LG_ERR_INVALID,
+                  "lg_session_refuse needs a session, an error, a message and a place for the result");
+    LG__TRY(lg__session_usable(session, "lg_session_refuse", err));
+    *refused = lg__background_refuse(session->job, status, message);
+    return LG_OK;
+}
+
 lg_status lg_session_wait(lg_session *session, uint64_t deadline_ms, lg_save_info *info, lg_error *err)
 {
     LG__ERR(err);

@@ -26,6 +26,15 @@ lg_status lg_load_begin(lg_checkpoint *checkpoint, uint32_t flags, lg_load **out
 
 lg_checkpoint *lg_load_checkpoint(lg_load *load) { return load == NULL ? NULL : load->c; }
 
+void lg_load_again(lg_load *load)
+{
+    if (load != NULL) {
+        load->again = true;
+    }
+}
+
+uint32_t lg_load_round(const lg_load *load) { return load == NULL ? 0 : load->round; }
+
 void lg_load_free(lg_load *load)
 {
     if (load == NULL) {
@@ -268,9 +277,17 @@ lg_status lg__load_check(lg_load *load, lg_error *err)
                       (unsigned long long)w->elements, (unsigned long long)w->done, (unsigned long long)w->bytes);
         bytes += w->bytes;
     }
-    load->bytes_loaded = bytes;
-    load->tensors_loaded = load->n_wanted;
+    load->bytes_loaded = load->bytes_before + bytes;
+    load->tensors_loaded = load->tensors_before + load->n_wanted;
     return LG_OK;
+}
+
+void lg__load_next(lg_load *load)
+{
+    load->bytes_before = load->bytes_loaded;
+    load->tensors_before = load->tensors_loaded;
+    load->n_parts = load->n_wanted = 0;
+    load->round++;
 }
 
 lg_status lg_load_run(lg_load *load, lg_error *err)

@@ -14,7 +14,7 @@
 
 #define CLAIM_TRIES 1000
 
-static lg_status owner_text(const char *domain, uint64_t epoch, lg__buf *out, lg_error *err)
+static lg_status owner_text(const char *domain, bool plain, uint64_t epoch, lg__buf *out, lg_error *err)
 {
     char now[LG_CREATED_TEXT];
     lg__utc(now);
@@ -24,7 +24,7 @@ static lg_status owner_text(const char *domain, uint64_t epoch, lg__buf *out, lg
     lg__buf_json_u64(&body, epoch);
     lg__buf_fmt(&body, ",\"domain\":");
     lg__buf_json_str(&body, domain, strlen(domain));
-    lg__buf_fmt(&body, ",\"created\":\"%s\"}", now);
+    lg__buf_fmt(&body, ",\"created\":\"%s\"%s}", now, plain ? ",\"plain\":true" : "");
     lg_status st = lg__buf_check(&body, "owner record", err);
     if (st == LG_OK) {
         st = lg__sealed_json(body.data, body.len, out, err);
@@ -58,7 +58,50 @@ void lg__owner_who(lg_store *store, uint64_t epoch, char domain[256], char creat
     lg__buf_free(&text);
 }
 
-lg_status lg__owner_claim(lg_store *store, const char *domain, uint64_t *epoch, lg_error *err)
+/* Whether an owner claimed the root for one save by itself. One that cannot be
+ * read is taken for a run. */
+static bool is_plain(lg_store *store, uint64_t epoch)
+{
+    char name[LG__NAME_MAX];
+    lg__owner_file(epoch, name);
+    lg__buf text;
+    lg__buf_init(&text, LG__RECORD_MAX);
+    json_t *record = NULL;
+    lg_error ignored = LG_ERROR_INIT;
+    const bool plain = lg__store_read_all(store, name, &text, &ignored) == LG_OK &&
+                       lg__sealed_json_parse(text.data, text.len, &record, &ignored) == LG_OK &&
+                       json_is_true(json_object_get(record, "plain"));
+    json_decref(record);
+    lg__buf_free(&text);
+    return plain;
+}
+
+/* *plain: whether the one that follows the owner there is, if there is one, is plain. */
+static lg_status settle_kind(lg_store *store, lg__owner_kind kind, bool *plain, lg_error *err)
+{
+    uint64_t before = 0;
+    *plain = kind != LG__OWNER_RUN;
+    if (kind == LG__OWNER_RUN || kind == LG__OWNER_PLAIN_ANYWAY) {
+        return LG_OK;
+    }
+    LG__TRY(lg__root_highest_owner(store, &before, err));
+    if (before == 0 || is_plain(store, before)) {
+        return LG_OK;
+    }
+    *plain = false;
+    if (kind == LG__OWNER_AS_BEFORE) {
+        return LG_OK;
+    }
+    char who[256], when[LG_CREATED_TEXT];
+    lg__owner_who(store, before, who, when);
+    return lg_error_set(err, LG_ERR_PROTECTED,
+                        "the root belongs to a training run (owner epoch %" PRIu64 "%s%s%s%s), whose next save would "
+                        "fail: save into another root, or say that this one is to be taken over "
+                        "(LG_SESSION_TAKE_OVER, take_over=True)",
+                        before, who[0] != '\0' ? ", by " : "", who, when[0] != '\0' ? " at " : "", when);
+}
+
+lg_status lg__owner_claim(lg_store *store, const char *domain, lg__owner_kind kind, uint64_t *epoch, lg_error *err)
 {
     lg__walk *w;
     LG__TRY(lg__walk_read(store, &w, err));
@@ -66,7 +109,10 @@ lg_status lg__owner_claim(lg_store *store, const char *domain, uint64_t *epoch, 
     char name[LG__NAME_MAX], shown[LG__NAME_MAX];
     lg__text_copy(name, sizeof name, w->highest_name);
     lg__walk_free(w);
-    bool made_room = false;
+    /* Behind the walk: whoever claims later takes the number that this one would,
+     * and is then looked at. */
+    bool made_room = false, plain;
+    LG__TRY(settle_kind(store, kind, &plain, err));
     for (int i = 0; i < CLAIM_TRIES; i++) {
         LG__RETURN_IF(highest >= UINT64_C(1) << 53, err, LG_ERR_LIMIT,
                       "claim the root: owner epoch %" PRIu64
@@ -77,7 +123,7 @@ lg_status lg__owner_claim(lg_store *store, const char *domain, uint64_t *epoch, 
         lg__owner_file(mine, name);
         lg__buf text;
         lg__buf_init(&text, LG__RECORD_MAX);
-        lg_status st = owner_text(domain, mine, &text, err);
+        lg_status st = owner_text(domain, plain, mine, &text, err);
         if (st == LG_OK) {
             st = lg__store_put_new(store, name, text.data, text.len, err);
         }
@@ -100,6 +146,7 @@ lg_status lg__owner_claim(lg_store *store, const char *domain, uint64_t *epoch, 
         if (st != LG_ERR_EXISTS) {
             return lg_error_wrap(err, "claim the root");
         }
+        LG__TRY(settle_kind(store, kind, &plain, err));
         highest = mine;
     }
     return lg_error_set(err, LG_ERR_CONFLICT, "%d sessions claimed the root at the same time", CLAIM_TRIES);

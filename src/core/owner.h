@@ -11,7 +11,13 @@
  * epoch in a name or manifest, synced with the root. When the disk is full,
  * attempts of earlier epochs are ended first: that is what the claim is for,
  * and it makes room. */
-lg_status lg__owner_claim(lg_store *store, const char *domain, uint64_t *epoch, lg_error *err);
+typedef enum lg__owner_kind {
+    LG__OWNER_RUN = 0,
+    LG__OWNER_PLAIN, /* for one save by itself: LG_ERR_PROTECTED where a run holds the root, which would lose it */
+    LG__OWNER_PLAIN_ANYWAY,
+    LG__OWNER_AS_BEFORE /* whatever kind the owner before was of */
+} lg__owner_kind;
+lg_status lg__owner_claim(lg_store *store, const char *domain, lg__owner_kind kind, uint64_t *epoch, lg_error *err);
 
 /* What `.owner-<epoch>` says: "HOST at 2026-11-29T18:31:57Z", or "" if it cannot
  * be read. Fields may be NULL. */

@@ -152,8 +152,9 @@ lg_status lg_prune(const char *root, const lg_prune_options *options, void (*fn)
     return st == LG_OK ? LG_OK : lg_error_wrap(err, "prune %s", root);
 }
 
-/* May this one go? There must be another good one, newer or older, verified. */
-static lg_status may_remove(lg_store *store, lg__walk *w, const lg__walk_item *item, lg_error *err)
+/* May this one go? There must be another good one, newer or older, verified; but
+ * not for the `last` one. */
+static lg_status may_remove(lg_store *store, lg__walk *w, const lg__walk_item *item, bool last, lg_error *err)
 {
     LG__RETURN_IF(w->unreadable_newer, err, LG_ERR_PROTECTED,
                   "the root holds a checkpoint of a newer version of lastgood: nothing is removed");
@@ -161,6 +162,9 @@ static lg_status may_remove(lg_store *store, lg__walk *w, const lg__walk_item *i
     LG__TRY(lg__pin_read(store, item->name, item->m != NULL ? item->m->sha256 : NULL, &pin, err));
     LG__RETURN_IF(pin.pinned, err, LG_ERR_PROTECTED, "%s is pinned%s%s; unpin it first", item->name,
                   pin.reason[0] != '\0' ? ": " : "", pin.reason);
+    if (last) {
+        return LG_OK;
+    }
     for (size_t i = 0; i < w->n; i++) {
         lg__walk_item *other = &w->items[i];
         if (other == item || other->is_rollback || other->discarded || other->status != LG_OK) {
@@ -179,9 +183,8 @@ static lg_status may_remove(lg_store *store, lg__walk *w, const lg__walk_item *i
     return lg_error_set(err, LG_ERR_PROTECTED, "%s is the last checkpoint here that may be good; it stays", item->name);
 }
 
-lg_status lg_remove(const char *where, lg_error *err)
+static lg_status remove_one(const char *where, bool last, lg_error *err)
 {
-    LG__ERR(err);
     lg_store *store;
     lg__walk *walk;
     lg__walk_item *item = NULL;
@@ -192,11 +195,23 @@ lg_status lg_remove(const char *where, lg_error *err)
     LG__RETURN_IF(is_root, err, LG_ERR_INVALID, "%s is a root; name the checkpoint to remove, as %s@STEP", where,
                   where);
     LG__TRY(lg__where_find(where, &store, &walk, &item, err));
-    lg_status st = may_remove(store, walk, item, err);
+    lg_status st = may_remove(store, walk, item, last, err);
     if (st == LG_OK) {
         st = lg__checkpoint_remove(store, item->name, walk->highest_epoch, err);
     }
     lg__walk_free(walk);
     lg_store_free(store);
     return st == LG_OK ? LG_OK : lg_error_wrap(err, "remove %s", where);
+}
+
+lg_status lg_remove(const char *where, lg_error *err)
+{
+    LG__ERR(err);
+    return remove_one(where, false, err);
+}
+
+lg_status lg_remove_last(const char *where, lg_error *err)
+{
+    LG__ERR(err);
+    return remove_one(where, true, err);
 }

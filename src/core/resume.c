@@ -242,6 +242,56 @@ static void loaded_free(loaded *l)
     *l = (loaded){0};
 }
 
+/* Whether any rank wants another round. None takes place once a rank has failed:
+ * the agreement that follows tells why. */
+static lg_status go_on(lg_session *s, bool mine, lg_status st, bool *again, lg_error *err)
+{
+    enum { NO, YES, FAILED };
+    const uint8_t say = st != LG_OK ? FAILED : mine ? YES : NO;
+    void *all = NULL;
+    *again = s->comm->size == 1 && say == YES;
+    if (s->comm->size == 1 || (st != LG_OK && s->comm->broken)) {
+        return st;
+    }
+    lg_error trouble = LG_ERROR_INIT;
+    lg_status told = lg__comm_all_gather(s->comm, &say, sizeof say, &all, s->comm->sizes, s->deadline_ms, &trouble);
+    if (told != LG_OK) {
+        if (st == LG_OK) {
+            *err = trouble;
+        }
+        return st == LG_OK ? told : st;
+    }
+    bool failed = false;
+    const uint8_t *said = all;
+    for (uint32_t r = 0; r < s->comm->size; r++) {
+        const uint8_t one = s->comm->sizes[r] == 1 ? *said : FAILED;
+        said += s->comm->sizes[r];
+        failed = failed || one == FAILED;
+        *again = *again || one == YES;
+    }
+    *again = *again && !failed;
+    lg_free(all);
+    return st;
+}
+
+/* What the caller wants, in this round. */
+static lg_status describe(lg_load *load, lg_targets_fn targets, void *arg, uint32_t flags, lg_error *err)
+{
+    load->again = false;
+    if (targets == NULL) {
+        return LG_OK;
+    }
+    lg_status st = targets(load, arg, err);
+    /* A callback may return a status without a word. */
+    if (st != LG_OK && err->status != st) {
+        lg_error_set(err, st, "the targets callback returned %s", lg_status_name(st));
+    }
+    if (st == LG_OK && load->again && (flags & LG_RESUME_ROUNDS) == 0) {
+        st = lg_error_set(err, LG_ERR_INVALID, "lg_load_again needs a resume with LG_RESUME_ROUNDS");
+    }
+    return st;
+}
+
 /* Collective; `st` is LG_OK or what this rank has against loading, with `err`.
  * `flags` are rank 0's. */
 static lg_status load_here(lg_session *s, lg_status st, const char *folder, const char *manifest, size_t bytes,
@@ -258,18 +308,24 @@ static lg_status load_here(lg_session *s, lg_status st, const char *folder, cons
         out->load->rank = s->comm->rank;
         out->load->world = s->comm->size;
         out->load->buffer_bytes = s->buffer_bytes;
-        if (targets != NULL) {
-            st = targets(out->load, arg, err);
-            /* A callback may return a status without a word. */
-            if (st != LG_OK && err->status != st) {
-                lg_error_set(err, st, "the targets callback returned %s", lg_status_name(st));
-            }
-        }
     }
     lg__share share = (flags & LG_RESUME_SHARE) != 0      ? LG__SHARE_ON
                       : (flags & LG_RESUME_NO_SHARE) != 0 ? LG__SHARE_OFF
                                                           : LG__SHARE_AUTO;
-    st = lg__load_shared(out->load, s->comm, share, st, s->deadline_ms, err);
+    for (bool again = true; again;) {
+        const bool ready = st == LG_OK;
+        if (ready) {
+            st = describe(out->load, targets, arg, flags, err);
+        }
+        st = lg__load_shared(out->load, s->comm, share, st, s->deadline_ms, err);
+        again = false;
+        if ((flags & LG_RESUME_ROUNDS) != 0) {
+            st = go_on(s, ready && out->load->again, st, &again, err);
+        }
+        if (again) {
+            lg__load_next(out->load);
+        }
+    }
     if (st != LG_OK && before == LG_OK && strstr(err->message, folder) == NULL) {
         lg_error_wrap(err, "%s", folder);
     }
@@ -429,7 +485,8 @@ lg_status lg_resume(lg_session *session, const lg_resume_options *options, lg_ta
     LG__ERR(err);
     static const lg_resume_options defaults = LG_RESUME_OPTIONS_INIT;
     const lg_resume_options *o = options != NULL ? options : &defaults;
-    const uint32_t known = LG_RESUME_STRICT | LG_RESUME_UNVERIFIED | LG_RESUME_SHARE | LG_RESUME_NO_SHARE;
+    const uint32_t known =
+        LG_RESUME_STRICT | LG_RESUME_UNVERIFIED | LG_RESUME_SHARE | LG_RESUME_NO_SHARE | LG_RESUME_ROUNDS;
     LG__RETURN_IF(session == NULL, err, LG_ERR_INVALID, "lg_resume: no session");
     lg_session *s = session;
     LG__TRY(lg__session_usable(s, "lg_resume", err));

@@ -13,7 +13,7 @@ static lg_status record(lg_store *store, const lg__walk_item *target, const char
                         lg_error *err)
 {
     uint64_t epoch;
-    LG__TRY(lg__owner_claim(store, "lastgood rollback", &epoch, err));
+    LG__TRY(lg__owner_claim(store, "lastgood rollback", LG__OWNER_AS_BEFORE, &epoch, err));
     LG__TRY(lg__owner_end_attempts(store, epoch, err));
     lg__rollback_record r = {.generation = {epoch, 1}, .target = target->generation, .target_step = target->step};
     memcpy(r.run_id, target->m->run_id, sizeof r.run_id);

@@ -24,7 +24,7 @@
 
 static lg_status take_options(lg_session *s, const lg_session_options *o, lg_error *err)
 {
-    const uint32_t known = LG_SESSION_NEW_RUN | LG_SESSION_READ_ONLY;
+    const uint32_t known = LG_SESSION_NEW_RUN | LG_SESSION_READ_ONLY | LG_SESSION_PLAIN | LG_SESSION_TAKE_OVER;
     LG__RETURN_IF(o->size != sizeof *o, err, LG_ERR_INVALID,
                   "lg_session_options is not set up with LG_SESSION_OPTIONS_INIT (size %zu)", o->size);
     LG__RETURN_IF((o->flags & ~known) != 0, err, LG_ERR_INVALID, "unknown session flags 0x%x", o->flags & ~known);
@@ -229,7 +229,10 @@ static lg_status greet(lg_session *s, lg_status mine, lg_error *err)
 
 static lg_status claim(lg_session *s, uint64_t *epoch, lg_error *err)
 {
-    LG__TRY(lg__owner_claim(s->store, s->domain, epoch, err));
+    const lg__owner_kind kind = (s->flags & LG_SESSION_PLAIN) == 0       ? LG__OWNER_RUN
+                                : (s->flags & LG_SESSION_TAKE_OVER) == 0 ? LG__OWNER_PLAIN
+                                                                         : LG__OWNER_PLAIN_ANYWAY;
+    LG__TRY(lg__owner_claim(s->store, s->domain, kind, epoch, err));
     LG__TRY(lg__owner_end_attempts(s->store, *epoch, err));
     /* What earlier removals left; trouble with it is no reason not to train. */
     lg_error trouble = LG_ERROR_INIT;

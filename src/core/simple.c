@@ -29,7 +29,9 @@ lg_status lg_write(const char *root, uint64_t step, const lg_tensor *tensors, si
 {
     LG__ERR(err);
     lg_session *s;
-    LG__TRY(lg_session_open(root, NULL, &s, err));
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.flags = LG_SESSION_PLAIN;
+    LG__TRY(lg_session_open(root, &o, &s, err));
     lg_save *save = NULL;
     lg_status st = adopt_run(s, err);
     if (st == LG_OK) {

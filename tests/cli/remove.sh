@@ -17,6 +17,7 @@ run lastgood rm --yes a@5
 flip "$(folder a 200)"/shard-00001-model-00001-of-00001.safetensors 5000
 run lastgood rm a@400
 run lastgood rm --yes a@400
+run lastgood rm --last a@400
 run lastgood prune --json --keep-last=1 a
 run lastgood rm --json --yes a@200
 run lastgood ls a

@@ -14,6 +14,7 @@ from lastgood.data.part import PositionPart
 from lastgood.data.sampler import ElasticSampler, Samples
 from lastgood.data.source import Place, Position, Source
 from lastgood.data.streams import WORKERS, as_made, words
+from lastgood.data.worker import WorkerInit
 from lastgood.errors import InvalidError, StateError, UnsupportedError
 from lastgood.parts import Ranks, Restoring, Saving
 
@@ -43,7 +44,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batch_size: samples of one rank's micro-batch.
         shuffle: permute anew in each epoch; False: in order.
         seed: of the order and of random numbers in the data set, 64 bits; a resume takes that of the checkpoint.
-        num_workers: processes that fetch; 0: this one does.
+        num_workers: processes that fetch; 0: this one does. SIGTERM and SIGUSR1, which schedulers and torchrun send to
+            them too, do not end them: they end with the trainer, or when it ends them.
         collate_fn: makes a batch of a list of samples.
         drop_last: leave out what does not fill a step at the end of an epoch: batch_size times ranks times
             accumulation. Otherwise the last step of an epoch is shorter, on all ranks as alike as can be, and no
@@ -255,7 +257,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 num_workers=self.num_workers,
                 pin_memory=self.pin_memory,
                 timeout=self.timeout,
-                worker_init_fn=self.worker_init_fn,
+                worker_init_fn=WorkerInit(self.worker_init_fn),
                 multiprocessing_context=self.multiprocessing_context,
                 prefetch_factor=self.prefetch_factor,
                 persistent_workers=keeps_workers,

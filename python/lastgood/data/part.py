@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from lastgood.errors import MissingError
 from lastgood.parts import Part, Restoring, Saving
+from lastgood.tensors import go_on_without
 
 
 class Positioned(Protocol):
@@ -51,10 +52,10 @@ class PositionPart(Part):
         try:
             self._found = self._position.read(of, self.key)
         except MissingError as why:
-            if of.exact:
+            if of.exact and not of.may_lack(self.key):
                 raise MissingError(
-                    f'the checkpoint of step {of.checkpoint.step} has no position of "{self.key}" in the data; resume '
-                    f"with exact=False to go on without ({why})"
+                    f'the checkpoint of step {of.checkpoint.step} has no position of "{self.key}" in the data '
+                    f"({why}); {go_on_without([self.key])}"
                 ) from None
             self._found = None
 

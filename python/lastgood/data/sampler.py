@@ -286,6 +286,7 @@ class Samples(Source):
         self._kept.take(order, of, key)
         if batch is None:
             return
+        self._accumulate = batch["accumulate"]  # until an iteration begins
         then = batch["batch_size"] * batch["data_ranks"]
         if then != self.whole(1):
             of.notes.append(

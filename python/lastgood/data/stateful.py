@@ -14,6 +14,7 @@ from lastgood._core import ffi
 from lastgood.dtypes import imported
 from lastgood.errors import InvalidError, MissingError, WorldError
 from lastgood.parts import Part, Ranks, Restoring, Saving
+from lastgood.tensors import go_on_without
 
 __all__ = ["StatefulPart", "stateful_part"]
 
@@ -68,9 +69,12 @@ class StatefulPart(Part):
                     "lastgood.data.DataLoader, whose position is that of the whole run"
                 )
             self._found = of.checkpoint.rank_state(f"{self.key}.state", of.ranks.rank, of.ranks.world)
-        except MissingError:
-            if of.exact:
-                raise
+        except MissingError as why:
+            if of.exact and not of.may_lack(self.key):
+                raise MissingError(
+                    f'the checkpoint of step {of.checkpoint.step} has no position of "{self.key}" in the data '
+                    f"({why}); {go_on_without([self.key])}"
+                ) from None
 
     def restore(self, of: Restoring) -> None:
         """Gives the loader its state, before it is iterated over."""
