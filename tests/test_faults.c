@@ -157,8 +157,8 @@ static void k01_k06_every_request_that_fails_in_every_way_is_told_on_all_ranks_a
 
 /* --------------------------------------------------- a request comes too late */
 
-#define DEADLINE_MS 250
-#define LATE_MS (4 * DEADLINE_MS)
+#define DEADLINE_MS 200
+#define LATE_MS (3 * DEADLINE_MS)
 
 typedef struct slowness {
     uint32_t kinds;
@@ -200,7 +200,7 @@ static void save_with_a_late_rank(rank_env *env)
     lg_session_close(s, NULL);
 }
 
-ON_EVERY_ROOT(k06_a_request_that_takes_longer_than_the_deadline_fails_the_save_and_names_the_rank)
+static void one_request_is_late(int kind)
 {
     static const struct {
         uint32_t rank, kinds;
@@ -217,7 +217,7 @@ ON_EVERY_ROOT(k06_a_request_that_takes_longer_than_the_deadline_fails_the_save_a
     size_t kept = 0;
     for (size_t i = 0; i < sizeof late / sizeof *late; i++) {
         test_root fresh;
-        root_make(&fresh, root->kind);
+        root_make(&fresh, kind);
         run_spec first = {.world = 3, .steps = (const uint64_t[]){1}, .n_steps = 1};
         root_run(&fresh, &first);
         const size_t before = open_files();
@@ -256,6 +256,14 @@ ON_EVERY_ROOT(k06_a_request_that_takes_longer_than_the_deadline_fails_the_save_a
     assert_true(kept >= 4);
 }
 
+static void k06_a_request_that_takes_longer_than_the_deadline_fails_the_save_and_names_the_rank(void **state)
+{
+    (void)state;
+    for (int kind = in_full() ? 0 : ROOT_MEMORY; kind < ROOT_KINDS; kind++) {
+        one_request_is_late(kind);
+    }
+}
+
 /* ------------------------------------------------------------ memory runs out */
 
 /* Fails the test unless it is want of memory; true: once more, please. */
@@ -271,7 +279,6 @@ static bool wants_memory(lg_status st, const lg_error *err, const char *what, si
  * that says so works when it is repeated. True: one failed. */
 static bool live_with_a_hole(test_root *root, size_t n, uint64_t *step, size_t *told)
 {
-    const uint64_t newest_before = *step;
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
     o.store = root->store;
     o.keep_last = 2;
@@ -291,9 +298,9 @@ static bool live_with_a_hole(test_root *root, size_t n, uint64_t *step, size_t *
         r = NULL;
         ++*told;
     }
-    assert_int_equal(r->step, newest_before);
+    assert_int_equal(r->step, *step);
     assert_int_equal(r->n_skipped, 0);
-    assert_null(model_wrong(&m, newest_before));
+    assert_null(model_wrong(&m, *step));
     lg_resume_result_free(r);
     model_fill(&m, *step + 1);
     while (wants_memory(model_save(s, &m, *step + 1, NULL, &err), &err, "save", n)) {
@@ -335,7 +342,7 @@ static bool live_with_a_hole(test_root *root, size_t n, uint64_t *step, size_t *
 
 ON_EVERY_ROOT(k06_any_allocation_that_fails_once_is_told_and_the_same_call_works_again)
 {
-    const size_t stride = (size_t)number_from("LASTGOOD_STRIDE", in_full() ? 1 : 7);
+    const size_t stride = (size_t)number_from("LASTGOOD_STRIDE", in_full() ? 1 : 23);
     run_spec first = {.world = 2, .steps = (const uint64_t[]){1}, .n_steps = 1};
     root_run(root, &first);
     uint64_t step = 1;
@@ -346,13 +353,16 @@ ON_EVERY_ROOT(k06_any_allocation_that_fails_once_is_told_and_the_same_call_works
         lives++;
     }
     print_message("# %zu sessions, %zu errors told\n", lives, told);
-    assert_true(lives > 50 && told > lives / 2);
+    assert_true(lives > 30 && told > lives / 2);
 }
 
 /* Two ranks: which of them has no memory, and where the other one is then,
  * differs from run to run. */
 static void save_or_say_why(rank_env *env)
 {
+    if (env->rank == 0) {
+        lg__mem_fail_once(*(size_t *)env->arg);
+    }
     lg_session *s;
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
     o.deadline_ms = 1000;
@@ -379,8 +389,7 @@ static void k06_an_allocation_that_fails_on_one_of_two_ranks_reaches_the_other_a
         run_spec first = {.world = 2, .steps = (const uint64_t[]){1}, .n_steps = 1};
         root_run(&root, &first);
         rank_env env[2];
-        lg__mem_fail_once(n);
-        run_ranks(2, root.store, save_or_say_why, NULL, env);
+        run_ranks(2, root.store, save_or_say_why, &n, env);
         fired = lg__mem_reset();
         const uint64_t found = newest(root.store);
         for (int r = 0; r < 2; r++) {
