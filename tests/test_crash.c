@@ -153,8 +153,7 @@ static void tell(const scene *s, const counts *c, uint64_t records, uint64_t beg
                   (unsigned long long)c->points, (unsigned long long)c->exhausted,
                   (unsigned long long)(c->points - c->exhausted), (unsigned long long)c->made,
                   (unsigned long long)c->states, (unsigned long long)c->resumes, (unsigned long long)c->older,
-                  (unsigned long long)c->newer, (unsigned long long)c->empty,
-                  (double)(lg__now_ms() - began_ms) / 1000);
+                  (unsigned long long)c->newer, (unsigned long long)c->empty, (double)(lg__now_ms() - began_ms) / 1000);
 }
 
 /* That a scene has looked at enough. Not asked of sources that lack something on
@@ -545,7 +544,8 @@ static void save_with_trouble(scene *s, bool instead)
     pthread_mutex_destroy(&i.lock);
     s->missed = !i.done;
     if (i.done && st == LG_OK && !second.saved[0] && !second.saved[1]) {
-        fail_msg("operation %llu: both saves fail: %s", (unsigned long long)s->n, err.message);
+        fail_msg("operation %llu: both saves fail, the last one: %s", (unsigned long long)s->n,
+                 second.last_error.message);
     }
 }
 

@@ -84,8 +84,8 @@ static void save_in_trouble(rank_env *env)
 static const struct {
     int os_errno;
     const char *name;
-} errors[] = {{ENOSPC, "ENOSPC"}, {EIO, "EIO"},       {EDQUOT, "EDQUOT"},
-              {EINTR, "EINTR"},   {ESTALE, "ESTALE"}, {EROFS, "EROFS"}};
+} errors[] = {{ENOSPC, "ENOSPC"}, {EIO, "EIO"},     {EDQUOT, "EDQUOT"}, {EINTR, "EINTR"},
+              {ESTALE, "ESTALE"}, {EROFS, "EROFS"}, {ENOENT, "ENOENT"}, {EEXIST, "EEXIST"}};
 #define N_ERRORS (sizeof errors / sizeof *errors)
 
 typedef struct tally {

@@ -410,6 +410,13 @@ lg_status lg__commit_vanished(lg_status st, const attempt *a, lg_error *err)
                               a->folder);
 }
 
+lg_status lg__commit_unwritten(const lg_session *s, lg_status st, const attempt *a, lg_error *err)
+{
+    lg_error look = LG_ERROR_INIT;
+    bool superseded = st == LG_ERR_NOT_FOUND && lg__owner_check(s->store, s->epoch, &look) == LG_ERR_SUPERSEDED;
+    return superseded ? lg__commit_vanished(st, a, err) : st;
+}
+
 static lg_status write_mine(lg_save *save, const attempt *a, const lg__save_ids *ids, lg__written *out, lg_error *err)
 {
     lg_session *s = save->session;
@@ -422,7 +429,7 @@ static lg_status write_mine(lg_save *save, const attempt *a, const lg__save_ids 
         st = lg__is_coordinator(s) ? lg__commit_attached(save, a, &out->bytes, err)
                                    : lg__store_sync_dir(s->store, a->folder, err);
     }
-    return lg__commit_vanished(st, a, err);
+    return lg__commit_unwritten(s, st, a, err);
 }
 
 typedef struct outcome {

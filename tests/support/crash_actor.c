@@ -77,6 +77,9 @@ static void play(rank_env *env)
         } else if (st != LG_OK && env->rank == 0 && !a->dies && is_over(st)) {
             say(a, FAILED, step);
         }
+        if (st != LG_OK && env->rank == 0) {
+            a->last_error = env->err;
+        }
         if (st != LG_OK && !a->may_fail) {
             env->status = st;
             break;

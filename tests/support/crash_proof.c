@@ -324,7 +324,7 @@ static bool cut_again(proof *p, const crash_tree *tree, verdict *v)
         if (!good) {
             snprintf(v->why, sizeof v->why, "cut again while starting from it");
         }
-        p->c.points += again.c.points, p->c.exhausted += again.c.exhausted, p->c.made += again.c.made;
+        p->c.more_points += again.c.points, p->c.more_exhausted += again.c.exhausted, p->c.made += again.c.made;
         p->c.states += again.c.states, p->c.resumes += again.c.resumes, p->c.empty += again.c.empty;
         p->c.older += again.c.older, p->c.newer += again.c.newer;
     }
@@ -431,9 +431,8 @@ static bool prove_here(proof *p)
     do {
         p->now = start;
         p->at = at;
-        const crash_effort effort = {.all = p->effort.all << 2 * p->round,
-                                     .samples = p->effort.samples << p->round,
-                                     .random = &p->random};
+        const crash_effort effort = {
+            .all = p->effort.all << 2 * p->round, .samples = p->effort.samples << p->round, .random = &p->random};
         walk_through(p, &effort, moments);
         if (p->now.broken) {
             fprintf(stderr, "# %s: event %zu: a session resumed from a step that was not there\n", p->name, p->at);
@@ -461,6 +460,9 @@ static void add_counts(counts *to, const counts *c, size_t n)
         all.made = c[i].made < all.made ? c[i].made : all.made;
         all.states += c[i].states, all.resumes += c[i].resumes;
         all.older += c[i].older, all.newer += c[i].newer, all.empty += c[i].empty;
+    }
+    for (size_t i = 0; i < n; i++) {
+        all.points += c[i].more_points, all.exhausted += c[i].more_exhausted;
     }
     to->points += all.points, to->exhausted += all.exhausted, to->made += all.made;
     to->states += all.states, to->resumes += all.resumes;

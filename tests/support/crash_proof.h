@@ -48,6 +48,7 @@ typedef struct actor {
     uint64_t resumed_from;
     size_t skipped;
     bool saved[4];
+    lg_error last_error; /* of a save, on rank 0 */
 } actor;
 
 /* A whole session of `world` ranks. LG_OK, or the first error. */
@@ -70,8 +71,9 @@ typedef struct expect {
 } expect;
 
 typedef struct counts {
-    uint64_t points, exhausted; /* moments; those where all combinations were made */
-    uint64_t made, states;      /* trees; different ones (with what is promised there) */
+    uint64_t points, exhausted;           /* moments; those where all combinations were made */
+    uint64_t more_points, more_exhausted; /* the same of starts that were cut again, each by one job */
+    uint64_t made, states;                /* trees; different ones (with what is promised there) */
     uint64_t resumes;
     uint64_t older, newer, empty; /* what they found */
 } counts;
