@@ -629,6 +629,14 @@ static lg_status superseded(lg_error *err)
     return lg_error_set(err, LG_ERR_SUPERSEDED, "another session took the root over and ended this save");
 }
 
+/* What is not where it was left is a later owner's doing if there is one, who
+ * claims first; else an answer of the store like any other. */
+static lg_status superseded_or(lg_status st, lg_session *s, lg_error *err)
+{
+    lg_error look = LG_ERROR_INIT;
+    return lg__owner_check(s->store, s->epoch, &look) == LG_ERR_SUPERSEDED ? superseded(err) : st;
+}
+
 /* Commit by renaming the folder. Sets *committed once the rename is known to
  * have taken place, whatever comes after. */
 static lg_status commit_by_rename(lg_session *s, const attempt *a, const lg__buf *text, bool *committed, lg_error *err)
@@ -641,7 +649,7 @@ static lg_status commit_by_rename(lg_session *s, const attempt *a, const lg__buf
         /* A repeated request may report the failure of the second one. */
         bool other;
         if (!lg__commit_is_ours(s->store, a->final, a->token, &other)) {
-            return st == LG_ERR_NOT_FOUND ? superseded(err) : st;
+            return st == LG_ERR_NOT_FOUND ? superseded_or(st, s, err) : st;
         }
     }
     *committed = true;
@@ -659,7 +667,8 @@ static lg_status commit_by_create(lg_session *s, const attempt *a, const lg__buf
     if (st != LG_OK) {
         bool other;
         if (!lg__commit_is_ours(s->store, a->folder, a->token, &other)) {
-            return other || st == LG_ERR_EXISTS || st == LG_ERR_NOT_FOUND ? superseded(err) : st;
+            const bool changed = st == LG_ERR_EXISTS || st == LG_ERR_NOT_FOUND;
+            return other ? superseded(err) : changed ? superseded_or(st, s, err) : st;
         }
     }
     *committed = true;
@@ -680,7 +689,7 @@ lg_status lg__commit_coordinate(lg_save *save, const attempt *a, const lg__writt
     }
     lg__buf_free(&text);
     if (st == LG_ERR_NOT_FOUND && !*committed) {
-        st = superseded(err); /* the folder is gone */
+        st = superseded_or(st, s, err); /* the folder is gone */
     }
     if (*committed) {
         s->not_durable = st != LG_OK;
