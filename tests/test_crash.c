@@ -349,9 +349,61 @@ static void taken_over(scene *s)
     save_with(s, &i, take_over);
 }
 
+/* A session dies while its last rename is on its way; it takes place at the n-th
+ * request of the next session. */
+typedef struct late_rename {
+    scene *s;
+    uint64_t at;
+    char from[520], to[520];
+    bool done;
+} late_rename;
+
+static lg_status arrive(fault_store *f, const fault_event *event, bool before, void *arg, lg_error *err)
+{
+    (void)f, (void)event, (void)err;
+    late_rename *late = arg;
+    if (before && late->at > 0 && --late->at == 0) {
+        late->done = true;
+        from_here(late->s);
+        lg_error ignored = LG_ERROR_INIT;
+        (void)lg__store_rename_dir(late->s->store, late->from, late->to, &ignored); /* the attempt may be ended */
+    }
+    return LG_OK;
+}
+
+static void renamed_late(scene *s)
+{
+    actor first = {.disk = s->disk, .session = 1, .steps = {10}, .n_steps = 1};
+    must_act(&first, s->world, s->store);
+    fault_store *f = fault_store_new(s->store);
+    fault_store_arm(f, (fault_plan){.kinds = FAULT_BIT(FAULT_RENAME_DIR), .how = FAULT_DIE, .os_errno = EIO});
+    actor second = {.disk = s->disk, .session = 2, .steps = {20}, .n_steps = 1, .may_fail = true, .dies = true};
+    lg_error err = LG_ERROR_INIT;
+    (void)act(&second, s->world, fault_store_handle(f), &err);
+    size_t n;
+    const fault_event *log = fault_store_log(f, &n);
+    late_rename late = {.s = s, .at = s->n};
+    for (size_t i = 0; i < n && late.from[0] == '\0'; i++) { /* a dead process tries others behind it */
+        if (log[i].op == FAULT_RENAME_DIR) {
+            memcpy(late.from, log[i].path, sizeof late.from);
+            memcpy(late.to, log[i].to, sizeof late.to);
+        }
+    }
+    assert_int_equal(strncmp(late.to, "step-000000000020", 17), 0);
+    fault_store_free(f);
+    f = fault_store_new(s->store);
+    fault_store_set_hook(f, arrive, &late);
+    actor third = {.disk = s->disk, .session = 3, .steps = {30}, .n_steps = 1};
+    must_act(&third, s->world, fault_store_handle(f));
+    fault_store_free(f);
+    s->missed = !late.done;
+}
+
 static void k05_a_power_cut_at_any_moment_of_a_takeover_at_any_moment_loses_nothing(void **state)
 {
     (void)state;
+    scene late = {.name = "a rename that arrives during the takeover", .run = renamed_late};
+    prove_sweep(late, 1, false, 1, 30, 1);
     scene commit = {.name = "takeover", .run = taken_over, .keep_last = 2};
     scene launch = {.name = "takeover of a background save", .run = taken_over, .how = LAUNCH_AND_WAIT};
     for (int no_rename = 0; no_rename < 2; no_rename++) {

@@ -543,6 +543,99 @@ static void k05_a_report_of_another_attempt_is_refused(void **state)
     }
 }
 
+/* Flips a byte of the other rank's report before the coordinator reads it. */
+typedef struct flip {
+    const test_root *root;
+    uint64_t at; /* counted from the report's start */
+    bool done;
+    bool over; /* it has no such byte */
+} flip;
+
+static lg_status flip_report(fault_store *f, const fault_event *event, bool before, void *arg, lg_error *err)
+{
+    (void)f;
+    (void)err;
+    flip *x = arg;
+    if (!x->done && before && event->op == FAULT_OPEN && strstr(event->path, "rank-00002.sums") != NULL) {
+        x->done = true;
+        char path[1024];
+        snprintf(path, sizeof path, "%s/%s", x->root->path, event->path);
+        FILE *file = fopen(path, "r+b");
+        unsigned char head[64], byte;
+        assert_non_null(file);
+        assert_int_equal(fread(head, 1, sizeof head, file), sizeof head);
+        const uint64_t at = lg__get_u64le(head + 24) + x->at;
+        x->over = fseek(file, (long)at, SEEK_SET) != 0 || fread(&byte, 1, 1, file) != 1;
+        if (!x->over) {
+            byte ^= 1 << (x->at % 8);
+            assert_int_equal(fseek(file, (long)at, SEEK_SET), 0);
+            assert_int_equal(fwrite(&byte, 1, 1, file), 1);
+        }
+        assert_int_equal(fclose(file), 0);
+    }
+    return LG_OK;
+}
+
+static void save_until_no_byte_is_left(rank_env *env)
+{
+    flip *x = env->arg;
+    lg_session *s;
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.deadline_ms = 20000;
+    RANK_TRY(env, open_session(env, o, &s));
+    model m;
+    model_init(&m, env->rank, env->world);
+    uint64_t refused = 0;
+    for (;; refused++) {
+        if (env->rank == 0) {
+            x->at = 7 * refused;
+            x->done = false;
+        }
+        model_fill(&m, refused);
+        lg_status st = model_save(s, &m, refused, NULL, &env->err);
+        RANK_CHECK(env, env->rank != 0 || (st == LG_OK) == x->over);
+        if (st == LG_OK) {
+            break;
+        }
+        RANK_CHECK(env, strstr(env->err.message, "rank-00002.sums") != NULL);
+    }
+    lg_session_close(s, NULL);
+    RANK_CHECK(env, refused > 50);
+}
+
+static void k05_a_report_that_changed_in_any_byte_before_it_is_collected_is_refused(void **state)
+{
+    (void)state;
+    test_root root;
+    root_make(&root, ROOT_POSIX);
+    fault_store *f = fault_store_new(root.store);
+    flip x = {.root = &root};
+    fault_store_set_hook(f, flip_report, &x);
+    run_all(2, fault_store_handle(f), save_until_no_byte_is_left, &x);
+    fault_store_free(f);
+    print_message("# %llu bytes of a report\n", (unsigned long long)x.at);
+    root_drop(&root);
+}
+
+/* A disk that is full is not made fuller. */
+ON_EVERY_ROOT(k01_a_save_that_failed_leaves_no_shard_behind)
+{
+    fault_store *f = fault_store_new(root->store);
+    model m;
+    lg_error err = LG_ERROR_INIT;
+    lg_session *s = must_resume(fault_store_handle(f), 0, &m);
+    assert_int_equal(save_step(s, &m, 1, &err), LG_OK);
+    fault_store_arm(f, (fault_plan){.kinds = FAULT_BIT(FAULT_WRITE), .path = "optim", .os_errno = ENOSPC});
+    assert_int_equal(save_step(s, &m, 2, &err), LG_ERR_NO_SPACE);
+    assert_int_equal(count_kind(root->store, LG__ROOT_PARTIAL), 0);
+    assert_int_equal(count_kind(root->store, LG__ROOT_TRASH), 0);
+    if (root->kind != ROOT_MEMORY) {
+        shell(root, "! ls -d step-*2.*/shard-* .step*/shard-* 2>/dev/null | grep .");
+    }
+    lg_session_close(s, NULL);
+    fault_store_free(f);
+}
+
 static void a_root_copied_without_its_dot_files_moved_or_beside_strange_files_works(void **state)
 {
     (void)state;
@@ -746,6 +839,8 @@ int main(void)
         cmocka_unit_test(a_rollback_record_that_cannot_be_read_stops_resume),
         cmocka_unit_test(k01_sums_and_shards_swapped_between_ranks_and_steps_are_found),
         cmocka_unit_test(k05_a_report_of_another_attempt_is_refused),
+        cmocka_unit_test(k05_a_report_that_changed_in_any_byte_before_it_is_collected_is_refused),
+        cmocka_unit_test(k01_a_save_that_failed_leaves_no_shard_behind),
         cmocka_unit_test(a_root_copied_without_its_dot_files_moved_or_beside_strange_files_works),
         cmocka_unit_test(a_read_only_root_resumes_read_only_and_says_so_when_writing),
         cmocka_unit_test(k01_a_disk_filled_by_a_dead_sessions_attempt_is_freed_by_the_next_session),

@@ -410,11 +410,21 @@ lg_status lg__commit_vanished(lg_status st, const attempt *a, lg_error *err)
                               a->folder);
 }
 
-lg_status lg__commit_unwritten(const lg_session *s, lg_status st, const attempt *a, lg_error *err)
+/* By a later owner, or by the coordinator because another rank has failed. */
+static bool is_ended(const lg_session *s, const attempt *a)
 {
     lg_error look = LG_ERROR_INIT;
-    bool superseded = st == LG_ERR_NOT_FOUND && lg__owner_check(s->store, s->epoch, &look) == LG_ERR_SUPERSEDED;
-    return superseded ? lg__commit_vanished(st, a, err) : st;
+    bool there = false;
+    if (lg__owner_check(s->store, s->epoch, &look) == LG_ERR_SUPERSEDED ||
+        (lg__store_exists(s->store, "", a->folder, &there, &look) == LG_OK && !there)) {
+        return true;
+    }
+    return lg__store_exists(s->store, a->folder, LG__MANIFEST, &there, &look) == LG_OK && there; /* a tombstone */
+}
+
+lg_status lg__commit_unwritten(const lg_session *s, lg_status st, const attempt *a, lg_error *err)
+{
+    return st == LG_ERR_NOT_FOUND && is_ended(s, a) ? lg__commit_vanished(st, a, err) : st;
 }
 
 static lg_status write_mine(lg_save *save, const attempt *a, const lg__save_ids *ids, lg__written *out, lg_error *err)

@@ -51,7 +51,7 @@ lg_status lg__commit_attached(lg_save *save, const lg__attempt *a, uint64_t *byt
 /* LG_ERR_NOT_FOUND means that the folder is gone. */
 lg_status lg__commit_vanished(lg_status st, const lg__attempt *a, lg_error *err);
 /* The same while writing, where it may also be the answer to a request that took
- * place, so that only a later owner makes it one: the session goes on otherwise. */
+ * place: then the attempt was not ended, and st stays what it is. */
 lg_status lg__commit_unwritten(const lg_session *s, lg_status st, const lg__attempt *a, lg_error *err);
 
 /* Steps 2 to 5, on the coordinator. *committed: the checkpoint is in place,
