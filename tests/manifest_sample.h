@@ -7,6 +7,8 @@
 
 #include "base/error.h"
 #include "format/manifest.h"
+#include "support/layouts.h"
+#include "support/oops.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,14 +16,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-#define CHECK(expr)                                                                     \
-    do {                                                                                \
-        lg_error oops_ = LG_ERROR_INIT, *oops = &oops_;                                 \
-        if ((expr) != LG_OK) {                                                          \
-            fail_msg("%s: %s: %s", #expr, lg_status_name(oops->status), oops->message); \
-        }                                                                               \
-    } while (0)
 
 static inline uint64_t *u64s(lg__manifest *m, size_t n, const uint64_t *v)
 {
@@ -39,32 +33,6 @@ static inline void fill_digest(uint8_t out[LG__SHA256_BYTES], unsigned seed)
     for (unsigned i = 0; i < LG__SHA256_BYTES; i++) {
         out[i] = (uint8_t)(seed * 31 + i * 7);
     }
-}
-
-/* Rows over `ranks` ranks. */
-static inline lg_layout *rows_layout(uint32_t ranks, uint64_t rows)
-{
-    lg_layout *layout = NULL, *resolved = NULL;
-    lg_layout_desc d = LG_LAYOUT_DESC_INIT;
-    lg_split split = {0, 0, 0, LG_SPLIT_CEIL};
-    d.mesh_ndim = 1, d.mesh_sizes = &ranks, d.n_splits = 1, d.splits = &split;
-    CHECK(lg_layout_create(&d, &layout, oops));
-    lg__tensor_desc t = {"t", LG_GROUP_MODEL, LG_F32, 2, (uint64_t[]){rows, 6}, 0};
-    CHECK(lg__layout_resolve(layout, &t, &resolved, oops));
-    lg_layout_free(layout);
-    return resolved;
-}
-
-static inline lg_layout *flat_layout(uint32_t ranks, uint64_t length)
-{
-    lg_layout *layout = NULL, *resolved = NULL;
-    lg_layout_desc d = LG_LAYOUT_DESC_INIT;
-    d.mesh_ndim = 1, d.mesh_sizes = &ranks, d.flat_length = length;
-    CHECK(lg_layout_create(&d, &layout, oops));
-    lg__tensor_desc t = {"t", LG_GROUP_OPTIM, LG_F32, 1, &length, 0};
-    CHECK(lg__layout_resolve(layout, &t, &resolved, oops));
-    lg_layout_free(layout);
-    return resolved;
 }
 
 static inline lg_layout *layout_of(bool copies, uint32_t n)

@@ -6,6 +6,7 @@
 #include "format/manifest.h"
 #include "format/record.h"
 #include "format/sums.h"
+#include "support/oops.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,14 +15,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-#define CHECK(expr)                                                                     \
-    do {                                                                                \
-        lg_error oops_ = LG_ERROR_INIT, *oops = &oops_;                                 \
-        if ((expr) != LG_OK) {                                                          \
-            fail_msg("%s: %s: %s", #expr, lg_status_name(oops->status), oops->message); \
-        }                                                                               \
-    } while (0)
 
 static char page[1 << 18];
 

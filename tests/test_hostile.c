@@ -17,10 +17,8 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #define SECONDS_MOST 120 /* of one test: what waits for a FIFO is killed */
@@ -94,25 +92,9 @@ static int teardown(void **state)
     umask(x->umask);
     lg_store_free(x->root.store);
     temp_dir_remove(x->base);
-    size_t left = open_descriptors();
-    int result = left == x->descriptors ? 0 : -1;
-    if (result != 0) {
-        print_error("%zu descriptors before, %zu after\n", x->descriptors, left);
-    }
+    int result = descriptors_left(x->descriptors);
     free(x);
     return result;
-}
-
-static size_t count_names(const char *path)
-{
-    size_t n = 0;
-    DIR *d = opendir(path);
-    assert_non_null(d);
-    while (readdir(d) != NULL) {
-        n++;
-    }
-    closedir(d);
-    return n - 2;
 }
 
 static void is_canary(const char *path)
@@ -141,24 +123,6 @@ static void outside_is_untouched(const fixture *x, size_t more)
 
 enum { LINK, BROKEN_LINK, FIFO, SOCKET, DEVICE, FOLDER, PLANTS };
 static const char *const plant_names[PLANTS] = {"symbolic link", "symbolic link", "FIFO", "socket", "device", "folder"};
-
-/* Through the folder's descriptor: a socket's path has room for 108 bytes only. */
-static void make_socket(const char *path)
-{
-    char folder[1024];
-    snprintf(folder, sizeof folder, "%s", path);
-    char *slash = strrchr(folder, '/');
-    assert_non_null(slash);
-    *slash = '\0';
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    int at = open(folder, O_PATH | O_DIRECTORY), fd = socket(AF_UNIX, SOCK_STREAM, 0);
-    assert_true(at >= 0 && fd >= 0);
-    assert_true((size_t)snprintf(a.sun_path, sizeof a.sun_path, "/proc/self/fd/%d/%.80s", at, slash + 1) <
-                sizeof a.sun_path);
-    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
-    close(fd);
-    close(at);
-}
 
 /* false: this one needs privileges that the test has not. `target` is what a
  * link leads to. */

@@ -221,12 +221,8 @@ static void k04_f058_k07_f118_a_hundred_saves_back_to_back_share_one_pool_that_d
     root_make(&root, ROOT_MEMORY);
     run_all(2, root.store, back_to_back, NULL);
     for (uint64_t step = 1; step <= 100; step++) {
-        lg_session_options o = LG_SESSION_OPTIONS_INIT;
-        o.store = root.store;
-        o.flags = LG_SESSION_READ_ONLY;
-        lg_session *s;
+        lg_session *s = open_to_read(root.store);
         lg_error err = LG_ERROR_INIT;
-        assert_int_equal(lg_session_open("root", &o, &s, &err), LG_OK);
         model m;
         model_init(&m, 0, 1);
         lg_resume_options ro = LG_RESUME_OPTIONS_INIT;

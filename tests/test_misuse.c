@@ -104,12 +104,8 @@ ON_EVERY_ROOT(resume_does_not_step_back_for_want_of_memory)
     root_run(root, &s);
     lg_status st = LG_ERR_NOMEM;
     for (size_t n = 0; st != LG_OK; n += 7) {
-        lg_session_options o = LG_SESSION_OPTIONS_INIT;
-        o.store = root->store;
-        o.flags = LG_SESSION_READ_ONLY;
-        lg_session *session;
+        lg_session *session = open_to_read(root->store);
         lg_error err = LG_ERROR_INIT;
-        OK(lg_session_open("root", &o, &session, &err));
         model m;
         model_init(&m, 0, 1);
         lg_resume_result *r = NULL;
@@ -304,12 +300,8 @@ ON_EVERY_ROOT(resume_takes_the_newer_one_when_a_checkpoint_is_removed_underneath
             memcpy(r.victim, folders[0], sizeof r.victim);
             fault_store *f = fault_store_new(fresh.store);
             fault_store_set_hook(f, remove_now, &r);
-            lg_session_options o = LG_SESSION_OPTIONS_INIT;
-            o.store = fault_store_handle(f);
-            o.flags = LG_SESSION_READ_ONLY;
-            lg_session *session;
+            lg_session *session = open_to_read(fault_store_handle(f));
             lg_error err = LG_ERROR_INIT;
-            OK(lg_session_open("root", &o, &session, &err));
             model m;
             model_init(&m, 0, 1);
             lg_resume_result *result = NULL;

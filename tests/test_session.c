@@ -145,12 +145,8 @@ ON_EVERY_ROOT(strict_resume_refuses_a_damaged_newest)
     char folders[8][64];
     root_folders(root, folders, 8);
     root_flip(root, folders[1], "shard-00001-model-00001-of-00001.safetensors", 4100);
-    lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.store = root->store;
-    o.flags = LG_SESSION_READ_ONLY;
-    lg_session *session;
+    lg_session *session = open_to_read(root->store);
     lg_error err = LG_ERROR_INIT;
-    assert_int_equal(lg_session_open("root", &o, &session, &err), LG_OK);
     model m;
     model_init(&m, 0, 1);
     lg_resume_options ro = LG_RESUME_OPTIONS_INIT;

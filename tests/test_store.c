@@ -90,11 +90,7 @@ static int teardown(void **state)
     lg__posix = lg__posix_real;
     lg_memory_store_drop(x->uri + 4);
     temp_dir_remove(x->dir);
-    size_t left = open_descriptors();
-    int result = left == x->descriptors ? 0 : -1;
-    if (result != 0) {
-        print_error("%zu descriptors before, %zu after\n", x->descriptors, left);
-    }
+    int result = descriptors_left(x->descriptors);
     free(x);
     return result;
 }

@@ -6,6 +6,8 @@
 #include "base/json.h"
 #include "format/manifest.h"
 #include "json_edit.h"
+#include "support/layouts.h"
+#include "support/oops.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,14 +16,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-#define CHECK(expr)                                                                     \
-    do {                                                                                \
-        lg_error oops_ = LG_ERROR_INIT, *oops = &oops_;                                 \
-        if ((expr) != LG_OK) {                                                          \
-            fail_msg("%s: %s: %s", #expr, lg_status_name(oops->status), oops->message); \
-        }                                                                               \
-    } while (0)
 
 /* --------------------------------------------------------------- head, tables */
 
@@ -229,18 +223,6 @@ static const uint64_t *u64s(lg__report *r, size_t n, const uint64_t *v)
     return copy;
 }
 #define U64S(r, ...) u64s((r), sizeof((uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t), (uint64_t[]){__VA_ARGS__})
-
-static lg_layout *flat_layout(uint32_t ranks, uint64_t length)
-{
-    lg_layout *layout = NULL, *resolved = NULL;
-    lg_layout_desc d = LG_LAYOUT_DESC_INIT;
-    d.mesh_ndim = 1, d.mesh_sizes = &ranks, d.flat_length = length;
-    CHECK(lg_layout_create(&d, &layout, oops));
-    lg__tensor_desc t = {"t", LG_GROUP_OPTIM, LG_F32, 1, &length, 0};
-    CHECK(lg__layout_resolve(layout, &t, &resolved, oops));
-    lg_layout_free(layout);
-    return resolved;
-}
 
 /* What rank 1 of 4 might say, with one of everything. */
 static lg__report *sample(void)

@@ -2,12 +2,13 @@
 
 /* Makes roots for the tests of the command line, through the public API:
  *
- *     make_root ROOT [--ranks=N] [--steps=100,200,…] [--once] [--differ] [--tweak=WHAT]...
+ *     make_root ROOT [--ranks=N] [--steps=100,200,…] [--once] [--differ] [--kinds] [--tweak=WHAT]...
  *
  * Each call is a session of N ranks (threads) that resumes, saves the steps and
  * closes. Values follow from the step alone. --once stores aliases once;
- * --differ gives every rank its own "stats". Tweaks change the last step:
- * value, sign, nan, dtype, shape, missing, extra, state, rank, attached. */
+ * --differ gives every rank its own "stats"; --kinds adds a tensor of each dtype
+ * and of layouts that the others have not. Tweaks change the last step:
+ * value, sign, nan, dtype, shape, missing, extra, state, rank, attached, kinds. */
 
 #include <lastgood/lastgood.h>
 
@@ -26,7 +27,7 @@ static struct {
     uint32_t ranks;
     uint64_t steps[STEPS_MAX];
     size_t n_steps;
-    bool once, differ;
+    bool once, differ, kinds;
     const char *tweaks[TWEAKS_MAX];
     size_t n_tweaks;
 } plan = {.ranks = 2, .steps = {100, 200, 300}, .n_steps = 3};
@@ -176,6 +177,68 @@ static bool add(const adding *a, const char *name, lg_dtype dtype, lg_group grou
     return true;
 }
 
+/* Four elements of each dtype, the ends of its range among them: "kind.I8", … */
+static bool add_kinds(const adding *a, const lg_layout *same, uint64_t step)
+{
+    static const struct {
+        lg_dtype dtype;
+        const char *bytes;
+    } kinds[] = {
+        {LG_I8, "\x80\xff\0\x7f"},
+        {LG_U8, "\0\x01\x7f\xff"},
+        {LG_I16, "\0\x80\xff\xff\0\0\xff\x7f"},
+        {LG_U16, "\0\0\x01\0\xff\x7f\xff\xff"},
+        {LG_I32, "\0\0\0\x80\xff\xff\xff\xff\0\0\0\0\xff\xff\xff\x7f"},
+        {LG_U32, "\0\0\0\0\x01\0\0\0\xff\xff\xff\x7f\xff\xff\xff\xff"},
+        {LG_I64, "\0\0\0\0\0\0\0\x80\xff\xff\xff\xff\xff\xff\xff\xff\0\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\x7f"},
+        {LG_U64, "\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\x7f\xff\xff\xff\xff\xff\xff\xff\xff"},
+        {LG_BOOL, "\0\x01\x01\x03"}, /* the last is none */
+        {LG_C64, "\0\0\x80\x3f\0\0\0\xc0\0\0\0\0\0\0\0\x80\0\0\x80\x7f\0\0\xc0\x7f\0\0\0\0\0\0\x80\xff"},
+        {LG_F8_E5M2, "\x3c\xbc\x7c\x7e"},     /* 1, -1, inf, nan */
+        {LG_F8_E4M3FNUZ, "\x40\xc0\x80\x7f"}, /* 1, -1, nan, 240 */
+        {LG_F8_E5M2FNUZ, "\x40\xc0\x80\x7f"}, /* 1, -1, nan, 57344 */
+        {LG_F6_E2M3, "\x01\x02\x03"},
+        {LG_F6_E3M2, "\x01\x02\x03"},
+    };
+    static _Thread_local char kept[sizeof kinds / sizeof kinds[0]][32];
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        char name[32], *bytes = kept[i];
+        size_t n = lg_dtype_bits(kinds[i].dtype) * 4 / 8;
+        snprintf(name, sizeof name, "kind.%s", lg_dtype_name(kinds[i].dtype));
+        memcpy(bytes, kinds[i].bytes, n);
+        bytes[n - 1] = (char)(bytes[n - 1] ^ (tweaked("kinds", step) ? 1 : 0));
+        if (!add(a, name, kinds[i].dtype, LG_GROUP_MODEL, 1, four, bytes, same, 0, 0)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The same zeros, cut in pieces that stay on their rank, and over ranks in an
+ * order of their own. */
+static bool add_layouts(const adding *a)
+{
+    lg_error *err = a->err;
+    static const uint8_t zeros[2 * RANKS_MAX];
+    const uint64_t shape[] = {2 * plan.ranks};
+    uint32_t order[RANKS_MAX];
+    for (uint32_t r = 0; r < plan.ranks; r++) {
+        order[r] = plan.ranks - 1 - r;
+    }
+    lg_split splits[] = {{0, LG_NO_AXIS, 2, LG_SPLIT_EVEN}, {0, 0, 0, LG_SPLIT_CEIL}};
+    lg_layout_desc d = LG_LAYOUT_DESC_INIT;
+    d.mesh_ndim = 1, d.mesh_sizes = &plan.ranks, d.n_splits = 2, d.splits = splits;
+    lg_layout *pieces = NULL, *listed = NULL;
+    DO(lg_layout_create(&d, &pieces, err));
+    d.n_splits = 1, d.splits = splits + 1, d.ranks = order;
+    DO(lg_layout_create(&d, &listed, err));
+    bool ok = add(a, "kind.pieces", LG_U8, LG_GROUP_MODEL, 1, shape, zeros, pieces, 0, 0) &&
+              add(a, "kind.listed", LG_U8, LG_GROUP_MODEL, 1, shape, zeros, listed, 0, 0);
+    lg_layout_free(pieces);
+    lg_layout_free(listed);
+    return ok;
+}
+
 /* The rank's part of a tensor that lies whole in memory. */
 static const char *rows_of(const adding *a, const lg_layout *rows, const void *whole, const uint64_t *shape,
                            size_t element)
@@ -246,7 +309,7 @@ static bool add_tensors(const adding *a, const values *v, uint64_t step)
             "evil\xc2\x9b"
             "31m",
             LG_U8, m, 1, one_shape, &v->flags, same, 0, 0) &&
-        add_mask(a, v);
+        (!plan.kinds || (add_kinds(a, same, step) && add_layouts(a))) && add_mask(a, v);
     lg_layout_free(rows);
     lg_layout_free(flat);
     lg_layout_free(same);
@@ -355,6 +418,8 @@ static void read_arguments(int argc, char **argv)
             plan.once = true;
         } else if (strcmp(a, "--differ") == 0) {
             plan.differ = true;
+        } else if (strcmp(a, "--kinds") == 0) {
+            plan.kinds = true;
         } else if (strncmp(a, "--tweak=", 8) == 0 && plan.n_tweaks < TWEAKS_MAX) {
             plan.tweaks[plan.n_tweaks++] = a + 8;
         } else if (a[0] != '-' && plan.root == NULL) {
@@ -365,7 +430,8 @@ static void read_arguments(int argc, char **argv)
         }
     }
     if (plan.root == NULL || plan.ranks < 1 || plan.ranks > RANKS_MAX) {
-        fprintf(stderr, "usage: make_root ROOT [--ranks=N] [--steps=LIST] [--once] [--differ] [--tweak=WHAT]\n");
+        fprintf(stderr,
+                "usage: make_root ROOT [--ranks=N] [--steps=LIST] [--once] [--differ] [--kinds] [--tweak=WHAT]\n");
         exit(2);
     }
 }

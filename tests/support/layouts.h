@@ -17,4 +17,9 @@ lg__tensor_desc layout_tensor(lg_dtype dtype, uint32_t ndim, const uint64_t *sha
 lg_layout *layout_create(const lg_layout_desc *d);
 lg_layout *layout_resolve(lg_layout *l, lg__tensor_desc t);
 
+/* Resolved for a tensor of the same form: rows of 6 elements over `ranks` ranks,
+ * a flat buffer of `length` elements over them. */
+lg_layout *rows_layout(uint32_t ranks, uint64_t rows);
+lg_layout *flat_layout(uint32_t ranks, uint64_t length);
+
 #endif

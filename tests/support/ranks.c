@@ -343,7 +343,7 @@ lg_status open_session(rank_env *env, lg_session_options o, lg_session **out)
     return st == LG_ERR_EMPTY ? LG_OK : st;
 }
 
-uint64_t newest(lg_store *store)
+lg_session *open_to_read(lg_store *store)
 {
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
     o.store = store;
@@ -351,6 +351,13 @@ uint64_t newest(lg_store *store)
     lg_session *s;
     lg_error err = LG_ERROR_INIT;
     assert_int_equal(lg_session_open("root", &o, &s, &err), LG_OK);
+    return s;
+}
+
+uint64_t newest(lg_store *store)
+{
+    lg_session *s = open_to_read(store);
+    lg_error err = LG_ERROR_INIT;
     model m;
     model_init(&m, 0, 1);
     lg_resume_result *r = NULL;

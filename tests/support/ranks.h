@@ -81,6 +81,8 @@ lg_status model_load_state(model *m, lg_checkpoint *c, lg_error *err);
 lg_status open_session(rank_env *env, lg_session_options o, lg_session **out);
 /* The same in this process alone; NULL: it failed. */
 lg_session *open_alone(const char *path, lg_error *err);
+/* A session of one rank that cannot save; fails the test if there is none. */
+lg_session *open_to_read(lg_store *store);
 /* The newest good step there, loaded by one rank and compared; 0 if none. Fails
  * the test on any other error. */
 uint64_t newest(lg_store *store);

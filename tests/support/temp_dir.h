@@ -11,5 +11,13 @@ void temp_dir_remove(const char *path);
 
 /* How many descriptors this process has open. */
 size_t open_descriptors(void);
+/* For the end of a test: 0 if it is as many as `before`, else -1 and a line
+ * that says so. */
+int descriptors_left(size_t before);
+
+/* How many names a folder holds; fails the test if it cannot be read. */
+size_t count_names(const char *path);
+/* Makes a socket where a name is free, however long the path is. */
+void make_socket(const char *path);
 
 #endif
