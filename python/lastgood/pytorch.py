@@ -55,7 +55,7 @@ class GlooCommunicator(Communicator):
             f"lastgood/group-{name}-{_made[ranks]}", world.get_group_store()
         )
         self._calls = 0
-        self._group: Any = dist.ProcessGroupGloo(  # type: ignore[attr-defined]
+        self._group: Any = dist.ProcessGroupGloo(
             dist.PrefixStore("gloo", self._store),  # type: ignore[attr-defined]
             self.rank,
             self.size,
@@ -138,7 +138,7 @@ class GlooCommunicator(Communicator):
 
     def barrier(self, timeout: float) -> None:
         """Returns once all ranks have called it."""
-        self._run("barrier", timeout, lambda: self._group.barrier())
+        self._run("barrier", timeout, lambda: self._group.barrier())  # noqa: PLW0108  (it may be closed)
 
     def all_gather(self, data: bytes, timeout: float) -> Sequence[bytes]:
         """What each rank gave, by rank."""
@@ -165,7 +165,7 @@ class GlooCommunicator(Communicator):
         return data if self.rank == root else _bytes(t)
 
     def _broadcast(self, t: torch.Tensor, root: int) -> Any:
-        options = dist.BroadcastOptions()  # type: ignore[attr-defined]
+        options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         return self._group.broadcast([t], options)
 
