@@ -21,7 +21,7 @@ help:
 	@echo 'make wheel     build the Python wheel (pip install . needs no make)'
 	@echo 'make soak      kill training runs KILLS times (now $(KILLS)), with and without --async, and compare the bits'
 	@echo 'make soak-torch  kill PyTorch runs of two ranks 50 times; the same, with DDP and FSDP2'
-	@echo 'make prove     cut the power at every moment of the protocol and start again (half an hour)'
+	@echo 'make prove     the evidence made anew: power cuts, faults, kills, damage, fuzzing; a table (an hour)'
 	@echo 'make prove-the-proof  take out one sync or check at a time: does a test notice?'
 	@echo 'make fuzz      every parser, the geometry, the round trip: SECONDS each (now $(SECONDS)); fuzz/README.md'
 	@echo 'make bench     measure saving, loading and planning; docs/benchmarks.md'

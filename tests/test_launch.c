@@ -374,6 +374,34 @@ static void k06_f092_a_rank_that_hangs_in_its_store_is_named_by_the_others_and_c
     root_drop(&root);
 }
 
+/* All but the one whose store hangs give up at the deadline by themselves: rank 0
+ * that waits for its part, and those that wait for rank 0. */
+static void k06_f104_what_waits_in_the_background_for_a_rank_that_hangs_ends_at_the_deadline(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {"shard-00002", "lastgood.json"};
+    for (size_t i = 0; i < 2; i++) {
+        test_root root;
+        root_make(&root, ROOT_POSIX);
+        fault_store *f = fault_store_new(root.store);
+        gate *g = gate_new(f, paths[i]);
+        rank_env env[3];
+        run_ranks(3, fault_store_handle(f), stall_one_rank, g, env);
+        const uint64_t began = lg__now_ms();
+        while (lg__background_left > 1 && lg__now_ms() - began < 20000) {
+            lg__pause(0);
+        }
+        assert_int_equal(lg__background_left, 1);
+        gate_set(g, false);
+        while (lg__background_left > 0) {
+            lg__pause(0);
+        }
+        fault_store_free(f);
+        free(g);
+        root_drop(&root);
+    }
+}
+
 /* ---------------------------------------------------------------- crashes */
 
 static void die_in_the_background(rank_env *env)
@@ -857,6 +885,7 @@ int main(void)
         cmocka_unit_test(k04_f058_k07_f118_a_hundred_saves_back_to_back_share_one_pool_that_does_not_grow),
         cmocka_unit_test(k04_f065_k06_an_error_in_the_background_is_told_by_the_next_call_on_every_rank),
         cmocka_unit_test(k06_f092_a_rank_that_hangs_in_its_store_is_named_by_the_others_and_closing_returns),
+        cmocka_unit_test(k06_f104_what_waits_in_the_background_for_a_rank_that_hangs_ends_at_the_deadline),
         cmocka_unit_test(k01_a_crash_at_any_operation_of_a_background_save_loses_nothing_that_was_committed),
         cmocka_unit_test(k05_a_session_superseded_during_a_background_save_learns_it_on_all_ranks),
         cmocka_unit_test(k06_f094_k20_children_of_fork_inherit_nothing_harmful),

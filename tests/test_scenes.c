@@ -22,64 +22,7 @@
 
 #include <cmocka.h>
 
-static run_spec run_of(uint32_t world, const uint64_t *steps, size_t n)
-{
-    return (run_spec){.world = world, .steps = steps, .n_steps = n};
-}
-
-/* What one process alone finds: the step, UINT64_MAX for an empty root. */
-static uint64_t resume_finds(test_root *root)
-{
-    run_spec s = run_of(1, NULL, 0);
-    root_run(root, &s);
-    return s.resumed_from;
-}
-
-/* A session of one rank on `store`; NULL with err filled if it cannot open. */
-static lg_session *open_on(lg_store *store, uint32_t keep_last, lg_error *err)
-{
-    lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.store = store;
-    o.keep_last = keep_last;
-    lg_session *s = NULL;
-    return lg_session_open("root", &o, &s, err) == LG_OK ? s : NULL;
-}
-
-static lg_session *must_resume(lg_store *store, uint32_t keep_last, model *m)
-{
-    lg_error err = LG_ERROR_INIT;
-    lg_session *s = open_on(store, keep_last, &err);
-    if (s == NULL) {
-        fail_msg("%s", err.message);
-    }
-    model_init(m, 0, 1);
-    lg_resume_result *r = NULL;
-    lg_status st = lg_resume(s, NULL, model_targets, m, &r, &err);
-    if (st != LG_OK && st != LG_ERR_EMPTY) {
-        fail_msg("%s", err.message);
-    }
-    lg_resume_result_free(r);
-    return s;
-}
-
-static lg_status save_step(lg_session *s, model *m, uint64_t step, lg_error *err)
-{
-    model_fill(m, step);
-    return model_save(s, m, step, NULL, err);
-}
-
-static size_t count_kind(lg_store *store, lg__root_kind kind)
-{
-    lg__walk *w;
-    lg_error err = LG_ERROR_INIT;
-    assert_int_equal(lg__walk_read(store, &w, &err), LG_OK);
-    size_t n = 0;
-    for (size_t i = 0; i < w->n_others; i++) {
-        n += w->others[i].parsed.kind == kind;
-    }
-    lg__walk_free(w);
-    return n;
-}
+#include "support/scene.h"
 
 /* ------------------------------------------------ a crash at any operation */
 
@@ -273,153 +216,6 @@ ON_EVERY_ROOT(a_failed_last_sync_is_not_durable_and_stops_removal)
     lg_session_close(s, NULL);
     fault_store_free(f);
     assert_int_equal(resume_finds(root), 4);
-}
-
-/* ---------------------------------------------------- takeover in the middle */
-
-typedef struct takeover {
-    test_root *root;
-    uint32_t kinds;
-    const char *path;
-    bool before;
-    bool done;
-    uint64_t resumed_from;
-} takeover;
-
-static lg_status take_over(fault_store *f, const fault_event *event, bool before, void *arg, lg_error *err)
-{
-    takeover *t = arg;
-    (void)f;
-    (void)err;
-    bool here = (FAULT_BIT(event->op) & t->kinds) != 0 && before == t->before &&
-                (t->path == NULL || strstr(event->path, t->path) != NULL || strstr(event->to, t->path) != NULL);
-    if (here && !t->done) {
-        t->done = true;
-        run_spec s = run_of(1, STEPS(1000));
-        root_run(t->root, &s);
-        t->resumed_from = s.resumed_from;
-    }
-    return LG_OK;
-}
-
-/* The old owner sleeps at some operation of its commit; a new session takes
- * over, resumes and commits; the old one wakes up. Whatever happens to its
- * save, the new one's stays the newest. */
-ON_EVERY_ROOT(k05_a_zombie_owner_that_wakes_up_at_any_point_of_its_commit_does_no_harm)
-{
-    static const struct {
-        const char *when;
-        uint32_t kinds;
-        const char *path;
-        bool before;
-    } points[] = {
-        {"before the folder is made", FAULT_BIT(FAULT_MAKE_DIR), NULL, true},
-        {"after the folder is made", FAULT_BIT(FAULT_MAKE_DIR), NULL, false},
-        {"while a shard is written", FAULT_BIT(FAULT_WRITE), "shard-00001-model", true},
-        {"before the sums file is synced", FAULT_BIT(FAULT_SYNC), "sums", true},
-        {"after the sums file is in place", FAULT_BIT(FAULT_RENAME_FILE), "sums", false},
-        {"before the manifest is written", FAULT_BIT(FAULT_CREATE) | FAULT_BIT(FAULT_PUT_NEW), "lastgood.json", true},
-        {"before the final rename", FAULT_BIT(FAULT_RENAME_DIR), "step-000000000020", true},
-        {"after the final rename", FAULT_BIT(FAULT_RENAME_DIR) | FAULT_BIT(FAULT_PUT_NEW), "step-000000000020", false},
-    };
-    size_t refused = 0;
-    for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
-        test_root fresh;
-        root_make(&fresh, root->kind);
-        fault_store *f = fault_store_new(fresh.store);
-        model m;
-        lg_error err = LG_ERROR_INIT;
-        lg_session *s = must_resume(fault_store_handle(f), 2, &m);
-        assert_int_equal(save_step(s, &m, 10, &err), LG_OK);
-        takeover t = {&fresh, points[i].kinds, points[i].path, points[i].before, false, 0};
-        fault_store_set_hook(f, take_over, &t);
-        lg_status st = save_step(s, &m, 20, &err);
-        fault_store_set_hook(f, NULL, NULL);
-        if (!t.done) { /* this store does not make that operation */
-            assert_int_equal(root->kind, ROOT_NO_RENAME);
-        } else {
-            print_message("#   %s: %s\n", points[i].when, st == LG_OK ? "committed" : err.message);
-            if (st == LG_OK) {
-                assert_int_equal(t.resumed_from, 20); /* it had won before the takeover */
-            } else {
-                assert_int_equal(st, LG_ERR_SUPERSEDED);
-                assert_int_equal(t.resumed_from, points[i].before || st != LG_OK ? 10 : 20);
-                refused++;
-            }
-            assert_int_equal(save_step(s, &m, 30, &err), LG_ERR_SUPERSEDED);
-            assert_int_equal(resume_finds(&fresh), 1000);
-            assert_int_equal(count_kind(fresh.store, LG__ROOT_PARTIAL), 0);
-        }
-        lg_session_close(s, NULL);
-        fault_store_free(f);
-        root_drop(&fresh);
-    }
-    assert_true(refused >= 4);
-}
-
-/* The new session is in the middle of taking over (it has listed, not yet
- * ended the attempt) when the old one's rename lands. */
-static lg_status finish_old_save(fault_store *f, const fault_event *event, bool before, void *arg, lg_error *err)
-{
-    (void)err;
-    struct {
-        fault_store *old;
-        bool done;
-        char from[300], to[300];
-    } *late = arg;
-    (void)f;
-    bool here = before && (event->op == FAULT_RENAME_DIR || event->op == FAULT_PUT_NEW) &&
-                strstr(event->path, "step-000000000020") != NULL;
-    if (here && !late->done) {
-        late->done = true;
-        lg_error e = LG_ERROR_INIT;
-        lg__store_rename_dir(fault_store_inner(late->old), late->from, late->to, &e);
-    }
-    return LG_OK;
-}
-
-static void takeover_while_a_rename_is_under_way(void **state)
-{
-    (void)state;
-    for (int kind = 0; kind < ROOT_NO_RENAME; kind++) {
-        test_root root;
-        root_make(&root, kind);
-        fault_store *f = fault_store_new(root.store);
-        model m;
-        lg_error err = LG_ERROR_INIT;
-        lg_session *s = must_resume(fault_store_handle(f), 0, &m);
-        assert_int_equal(save_step(s, &m, 10, &err), LG_OK);
-        /* The old session's rename request is on the wire when it dies. */
-        fault_store_arm(f, (fault_plan){.kinds = FAULT_BIT(FAULT_RENAME_DIR), .how = FAULT_DIE});
-        assert_int_not_equal(save_step(s, &m, 20, &err), LG_OK);
-        size_t n;
-        const fault_event *log = fault_store_log(f, &n);
-        size_t at = fault_store_find(f, 0, FAULT_BIT(FAULT_RENAME_DIR), "partial");
-        for (size_t i = at; i < n; i++) {
-            at = log[i].op == FAULT_RENAME_DIR && strncmp(log[i].to, "step-000000000020", 17) == 0 ? i : at;
-        }
-        struct {
-            fault_store *old;
-            bool done;
-            char from[300], to[300];
-        } late = {.old = f};
-        snprintf(late.from, sizeof late.from, "%.299s", log[at].path);
-        snprintf(late.to, sizeof late.to, "%.299s", log[at].to);
-        fault_store *g = fault_store_new(root.store);
-        fault_store_set_hook(g, finish_old_save, &late);
-        model m2;
-        lg_session *s2 = must_resume(fault_store_handle(g), 0, &m2);
-        assert_true(late.done);
-        assert_int_equal(m2.step, 20); /* the rename won: it is committed, and whole */
-        assert_null(model_wrong(&m2, 20));
-        assert_int_equal(save_step(s2, &m2, 30, &err), LG_OK);
-        lg_session_close(s, NULL);
-        lg_session_close(s2, NULL);
-        fault_store_free(f);
-        fault_store_free(g);
-        assert_int_equal(resume_finds(&root), 30);
-        root_drop(&root);
-    }
 }
 
 /* --------------------------------------------- coordinator dies, ranks go on */
@@ -747,6 +543,99 @@ static void k05_a_report_of_another_attempt_is_refused(void **state)
     }
 }
 
+/* Flips a byte of the other rank's report before the coordinator reads it. */
+typedef struct flip {
+    const test_root *root;
+    uint64_t at; /* counted from the report's start */
+    bool done;
+    bool over; /* it has no such byte */
+} flip;
+
+static lg_status flip_report(fault_store *f, const fault_event *event, bool before, void *arg, lg_error *err)
+{
+    (void)f;
+    (void)err;
+    flip *x = arg;
+    if (!x->done && before && event->op == FAULT_OPEN && strstr(event->path, "rank-00002.sums") != NULL) {
+        x->done = true;
+        char path[1024];
+        snprintf(path, sizeof path, "%s/%s", x->root->path, event->path);
+        FILE *file = fopen(path, "r+b");
+        unsigned char head[64], byte;
+        assert_non_null(file);
+        assert_int_equal(fread(head, 1, sizeof head, file), sizeof head);
+        const uint64_t at = lg__get_u64le(head + 24) + x->at;
+        x->over = fseek(file, (long)at, SEEK_SET) != 0 || fread(&byte, 1, 1, file) != 1;
+        if (!x->over) {
+            byte ^= 1 << (x->at % 8);
+            assert_int_equal(fseek(file, (long)at, SEEK_SET), 0);
+            assert_int_equal(fwrite(&byte, 1, 1, file), 1);
+        }
+        assert_int_equal(fclose(file), 0);
+    }
+    return LG_OK;
+}
+
+static void save_until_no_byte_is_left(rank_env *env)
+{
+    flip *x = env->arg;
+    lg_session *s;
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.deadline_ms = 20000;
+    RANK_TRY(env, open_session(env, o, &s));
+    model m;
+    model_init(&m, env->rank, env->world);
+    uint64_t refused = 0;
+    for (;; refused++) {
+        if (env->rank == 0) {
+            x->at = 7 * refused;
+            x->done = false;
+        }
+        model_fill(&m, refused);
+        lg_status st = model_save(s, &m, refused, NULL, &env->err);
+        RANK_CHECK(env, env->rank != 0 || (st == LG_OK) == x->over);
+        if (st == LG_OK) {
+            break;
+        }
+        RANK_CHECK(env, strstr(env->err.message, "rank-00002.sums") != NULL);
+    }
+    lg_session_close(s, NULL);
+    RANK_CHECK(env, refused > 50);
+}
+
+static void k05_a_report_that_changed_in_any_byte_before_it_is_collected_is_refused(void **state)
+{
+    (void)state;
+    test_root root;
+    root_make(&root, ROOT_POSIX);
+    fault_store *f = fault_store_new(root.store);
+    flip x = {.root = &root};
+    fault_store_set_hook(f, flip_report, &x);
+    run_all(2, fault_store_handle(f), save_until_no_byte_is_left, &x);
+    fault_store_free(f);
+    print_message("# %llu bytes of a report\n", (unsigned long long)x.at);
+    root_drop(&root);
+}
+
+/* A disk that is full is not made fuller. */
+ON_EVERY_ROOT(k01_a_save_that_failed_leaves_no_shard_behind)
+{
+    fault_store *f = fault_store_new(root->store);
+    model m;
+    lg_error err = LG_ERROR_INIT;
+    lg_session *s = must_resume(fault_store_handle(f), 0, &m);
+    assert_int_equal(save_step(s, &m, 1, &err), LG_OK);
+    fault_store_arm(f, (fault_plan){.kinds = FAULT_BIT(FAULT_WRITE), .path = "optim", .os_errno = ENOSPC});
+    assert_int_equal(save_step(s, &m, 2, &err), LG_ERR_NO_SPACE);
+    assert_int_equal(count_kind(root->store, LG__ROOT_PARTIAL), 0);
+    assert_int_equal(count_kind(root->store, LG__ROOT_TRASH), 0);
+    if (root->kind != ROOT_MEMORY) {
+        shell(root, "! ls -d step-*2.*/shard-* .step*/shard-* 2>/dev/null | grep .");
+    }
+    lg_session_close(s, NULL);
+    fault_store_free(f);
+}
+
 static void a_root_copied_without_its_dot_files_moved_or_beside_strange_files_works(void **state)
 {
     (void)state;
@@ -884,26 +773,6 @@ static void k01_a_disk_filled_by_a_dead_sessions_attempt_is_freed_by_the_next_se
     }
 }
 
-static void a_superseded_session_is_told_by_whom_and_when(void **state)
-{
-    (void)state;
-    test_root root;
-    root_make(&root, ROOT_MEMORY);
-    model m;
-    lg_error err = LG_ERROR_INIT;
-    lg_session *s = must_resume(root.store, 0, &m);
-    lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.store = root.store;
-    o.domain = "node-17";
-    lg_session *other;
-    assert_int_equal(lg_session_open("root", &o, &other, &err), LG_OK);
-    assert_int_equal(save_step(s, &m, 1, &err), LG_ERR_SUPERSEDED);
-    assert_non_null(strstr(err.message, "owner epoch 2, by node-17 at 2"));
-    lg_session_close(s, NULL);
-    lg_session_close(other, NULL);
-    root_drop(&root);
-}
-
 ON_EVERY_ROOT(k22_a_manifest_of_a_newer_version_stops_resume_and_all_removal)
 {
     run_spec s = run_of(1, STEPS(1, 2));
@@ -954,64 +823,6 @@ ON_EVERY_ROOT(two_manifests_of_one_generation_are_an_error_that_names_both)
     lg_session_close(session, NULL);
 }
 
-/* ------------------------------------------------------------ real processes */
-
-/* SIGSTOP for longer than a takeover takes, then SIGCONT: a real zombie. */
-static void k05_a_process_stopped_during_its_save_is_superseded_when_it_wakes(void **state)
-{
-    (void)state;
-    test_root root;
-    root_make(&root, ROOT_POSIX);
-    run_spec s = run_of(1, STEPS(1));
-    root_run(&root, &s);
-    int ready[2];
-    assert_int_equal(pipe(ready), 0);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        lg_error err = LG_ERROR_INIT;
-        lg_store *store;
-        if (lg_store_open(root.path, &store, &err) != LG_OK) {
-            _exit(9);
-        }
-        fault_store *f = fault_store_new(store);
-        model m;
-        model_init(&m, 0, 1);
-        lg_session *session = open_on(fault_store_handle(f), 0, &err);
-        lg_resume_result *r;
-        if (session == NULL || lg_resume(session, NULL, model_targets, &m, &r, &err) != LG_OK) {
-            _exit(8);
-        }
-        model_fill(&m, 2);
-        lg_save *save;
-        if (lg_save_begin(session, 2, NULL, &save, &err) != LG_OK || model_add(save, &m, &err) != LG_OK) {
-            _exit(7);
-        }
-        if (write(ready[1], "x", 1) != 1) {
-            _exit(6);
-        }
-        raise(SIGSTOP);
-        lg_status st = lg_save_commit(save, NULL, &err);
-        _exit(st == LG_ERR_SUPERSEDED ? 0 : 5);
-    }
-    char c;
-    assert_int_equal(read(ready[0], &c, 1), 1);
-    int status;
-    assert_int_equal(waitpid(child, &status, WUNTRACED), child);
-    assert_true(WIFSTOPPED(status));
-    run_spec again = run_of(2, STEPS(5));
-    root_run(&root, &again);
-    assert_int_equal(again.resumed_from, 1);
-    kill(child, SIGCONT);
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status));
-    assert_int_equal(WEXITSTATUS(status), 0);
-    assert_int_equal(resume_finds(&root), 5);
-    close(ready[0]);
-    close(ready[1]);
-    root_drop(&root);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1019,8 +830,6 @@ int main(void)
         cmocka_unit_test(k01_an_operation_that_fails_fails_the_save_and_the_next_save_works),
         cmocka_unit_test(a_rename_or_create_that_reports_failure_after_success_is_a_success),
         cmocka_unit_test(a_failed_last_sync_is_not_durable_and_stops_removal),
-        cmocka_unit_test(k05_a_zombie_owner_that_wakes_up_at_any_point_of_its_commit_does_no_harm),
-        cmocka_unit_test(takeover_while_a_rename_is_under_way),
         cmocka_unit_test(k06_the_coordinator_dying_between_rename_and_answer_leaves_a_committed_checkpoint),
         cmocka_unit_test(k06_a_rank_that_never_arrives_is_named_on_all_others),
         cmocka_unit_test(k01_k06_a_full_disk_on_one_rank_is_reported_on_all_and_a_retry_works),
@@ -1030,13 +839,13 @@ int main(void)
         cmocka_unit_test(a_rollback_record_that_cannot_be_read_stops_resume),
         cmocka_unit_test(k01_sums_and_shards_swapped_between_ranks_and_steps_are_found),
         cmocka_unit_test(k05_a_report_of_another_attempt_is_refused),
+        cmocka_unit_test(k05_a_report_that_changed_in_any_byte_before_it_is_collected_is_refused),
+        cmocka_unit_test(k01_a_save_that_failed_leaves_no_shard_behind),
         cmocka_unit_test(a_root_copied_without_its_dot_files_moved_or_beside_strange_files_works),
         cmocka_unit_test(a_read_only_root_resumes_read_only_and_says_so_when_writing),
         cmocka_unit_test(k01_a_disk_filled_by_a_dead_sessions_attempt_is_freed_by_the_next_session),
-        cmocka_unit_test(a_superseded_session_is_told_by_whom_and_when),
         cmocka_unit_test(k22_a_manifest_of_a_newer_version_stops_resume_and_all_removal),
         cmocka_unit_test(two_manifests_of_one_generation_are_an_error_that_names_both),
-        cmocka_unit_test(k05_a_process_stopped_during_its_save_is_superseded_when_it_wakes),
     };
     return cmocka_run_group_tests_name("scenes", tests, NULL, NULL);
 }

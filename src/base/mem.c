@@ -9,14 +9,37 @@
 #include <sys/mman.h>
 
 static atomic_size_t countdown = SIZE_MAX;
+static atomic_bool only_one, failed;
 
-void lg__mem_fail_after(size_t n) { atomic_store(&countdown, n); }
+void lg__mem_fail_after(size_t n)
+{
+    atomic_store(&only_one, false);
+    atomic_store(&failed, false);
+    atomic_store(&countdown, n);
+}
+
+void lg__mem_fail_once(size_t n)
+{
+    lg__mem_fail_after(SIZE_MAX);
+    atomic_store(&only_one, true);
+    atomic_store(&countdown, n);
+}
+
+bool lg__mem_reset(void)
+{
+    atomic_store(&countdown, SIZE_MAX);
+    return atomic_load(&failed);
+}
 
 bool lg__mem_must_fail(void)
 {
     size_t left = atomic_load(&countdown);
     while (left != SIZE_MAX) {
         if (left == 0) {
+            if (atomic_load(&only_one) && !atomic_compare_exchange_strong(&countdown, &left, SIZE_MAX)) {
+                continue;
+            }
+            atomic_store(&failed, true);
             return true;
         }
         if (atomic_compare_exchange_weak(&countdown, &left, left - 1)) {

@@ -31,6 +31,10 @@ bool lg__grow(void **array, size_t *cap, size_t used, size_t element_bytes);
 /* Tests: the allocation after `n` more ones fails, and all later ones until
  * the hook is reset with n = SIZE_MAX. */
 void lg__mem_fail_after(size_t n);
+/* The same, but only that one fails. */
+void lg__mem_fail_once(size_t n);
+/* Resets the hook; true: it made an allocation fail. */
+bool lg__mem_reset(void);
 /* Counts one allocation of somebody else's allocator; true: it is to fail. */
 bool lg__mem_must_fail(void);
 

@@ -320,7 +320,7 @@ static lg_status write_part(lg__background *job, lg__written *out, lg_error *err
     if (st == LG_OK && lg__is_coordinator(s)) {
         st = lg__commit_attached(job->save, &job->a, &out->bytes, err);
     }
-    return st == LG_ERR_NOT_FOUND ? lg__commit_vanished(st, &job->a, err) : st;
+    return lg__commit_unwritten(s, st, &job->a, err);
 }
 
 /* The coordinator's part after its own files. */

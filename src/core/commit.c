@@ -410,6 +410,23 @@ lg_status lg__commit_vanished(lg_status st, const attempt *a, lg_error *err)
                               a->folder);
 }
 
+/* By a later owner, or by the coordinator because another rank has failed. */
+static bool is_ended(const lg_session *s, const attempt *a)
+{
+    lg_error look = LG_ERROR_INIT;
+    bool there = false;
+    if (lg__owner_check(s->store, s->epoch, &look) == LG_ERR_SUPERSEDED ||
+        (lg__store_exists(s->store, "", a->folder, &there, &look) == LG_OK && !there)) {
+        return true;
+    }
+    return lg__store_exists(s->store, a->folder, LG__MANIFEST, &there, &look) == LG_OK && there; /* a tombstone */
+}
+
+lg_status lg__commit_unwritten(const lg_session *s, lg_status st, const attempt *a, lg_error *err)
+{
+    return st == LG_ERR_NOT_FOUND && is_ended(s, a) ? lg__commit_vanished(st, a, err) : st;
+}
+
 static lg_status write_mine(lg_save *save, const attempt *a, const lg__save_ids *ids, lg__written *out, lg_error *err)
 {
     lg_session *s = save->session;
@@ -422,7 +439,7 @@ static lg_status write_mine(lg_save *save, const attempt *a, const lg__save_ids 
         st = lg__is_coordinator(s) ? lg__commit_attached(save, a, &out->bytes, err)
                                    : lg__store_sync_dir(s->store, a->folder, err);
     }
-    return lg__commit_vanished(st, a, err);
+    return lg__commit_unwritten(s, st, a, err);
 }
 
 typedef struct outcome {
@@ -622,6 +639,14 @@ static lg_status superseded(lg_error *err)
     return lg_error_set(err, LG_ERR_SUPERSEDED, "another session took the root over and ended this save");
 }
 
+/* What is not where it was left is a later owner's doing if there is one, who
+ * claims first; else an answer of the store like any other. */
+static lg_status superseded_or(lg_status st, lg_session *s, lg_error *err)
+{
+    lg_error look = LG_ERROR_INIT;
+    return lg__owner_check(s->store, s->epoch, &look) == LG_ERR_SUPERSEDED ? superseded(err) : st;
+}
+
 /* Commit by renaming the folder. Sets *committed once the rename is known to
  * have taken place, whatever comes after. */
 static lg_status commit_by_rename(lg_session *s, const attempt *a, const lg__buf *text, bool *committed, lg_error *err)
@@ -634,7 +659,7 @@ static lg_status commit_by_rename(lg_session *s, const attempt *a, const lg__buf
         /* A repeated request may report the failure of the second one. */
         bool other;
         if (!lg__commit_is_ours(s->store, a->final, a->token, &other)) {
-            return st == LG_ERR_NOT_FOUND ? superseded(err) : st;
+            return st == LG_ERR_NOT_FOUND ? superseded_or(st, s, err) : st;
         }
     }
     *committed = true;
@@ -652,7 +677,8 @@ static lg_status commit_by_create(lg_session *s, const attempt *a, const lg__buf
     if (st != LG_OK) {
         bool other;
         if (!lg__commit_is_ours(s->store, a->folder, a->token, &other)) {
-            return other || st == LG_ERR_EXISTS || st == LG_ERR_NOT_FOUND ? superseded(err) : st;
+            const bool changed = st == LG_ERR_EXISTS || st == LG_ERR_NOT_FOUND;
+            return other ? superseded(err) : changed ? superseded_or(st, s, err) : st;
         }
     }
     *committed = true;
@@ -673,7 +699,7 @@ lg_status lg__commit_coordinate(lg_save *save, const attempt *a, const lg__writt
     }
     lg__buf_free(&text);
     if (st == LG_ERR_NOT_FOUND && !*committed) {
-        st = superseded(err); /* the folder is gone */
+        st = superseded_or(st, s, err); /* the folder is gone */
     }
     if (*committed) {
         s->not_durable = st != LG_OK;

@@ -48,8 +48,11 @@ void lg__commit_ids(const lg_session *s, const lg__attempt *a, lg__save_ids *out
 /* Files that the user attached; the coordinator's. */
 lg_status lg__commit_attached(lg_save *save, const lg__attempt *a, uint64_t *bytes, lg_error *err);
 
-/* LG_ERR_NOT_FOUND while writing means that the folder is gone. */
+/* LG_ERR_NOT_FOUND means that the folder is gone. */
 lg_status lg__commit_vanished(lg_status st, const lg__attempt *a, lg_error *err);
+/* The same while writing, where it may also be the answer to a request that took
+ * place: then the attempt was not ended, and st stays what it is. */
+lg_status lg__commit_unwritten(const lg_session *s, lg_status st, const lg__attempt *a, lg_error *err);
 
 /* Steps 2 to 5, on the coordinator. *committed: the checkpoint is in place,
  * whatever comes after. Sets the session's not_durable. */

@@ -276,8 +276,9 @@ static lg_status put_tombstone(lg_store *store, const char *folder, const char *
         char path[2 * LG__NAME_MAX];
         lg__path_join(path, sizeof path, folder, LG__MANIFEST);
         st = lg__store_put_new(store, path, text.data, text.len, err);
-        if (st == LG_ERR_EXISTS) {
-            /* Ours from a request that was repeated, or theirs? */
+        if (st != LG_OK) {
+            /* Ours from a request that was repeated or whose answer was lost, or
+             * theirs? */
             lg__buf there;
             lg__buf_init(&there, LG__MANIFEST_MAX);
             lg_error look = LG_ERROR_INIT;

@@ -72,7 +72,8 @@ void run_all(uint32_t world, lg_store *store, void (*fn)(rank_env *env), void *a
 #define FLAT_LENGTH (2 * MOMENT_ELEMENTS + 11) /* with a gap between and a rest */
 #define SECOND_OFFSET (MOMENT_ELEMENTS + 5)
 
-static lg_layout *make_layout(uint32_t world, int kind)
+/* NULL, with err filled, when memory is out. */
+static lg_layout *make_layout(uint32_t world, int kind, lg_error *err)
 {
     lg_layout_desc d = LG_LAYOUT_DESC_INIT;
     uint32_t sizes[1] = {world};
@@ -87,12 +88,7 @@ static lg_layout *make_layout(uint32_t world, int kind)
         d.flat_axis = 0;
     }
     lg_layout *layout = NULL;
-    lg_error err = LG_ERROR_INIT;
-    if (lg_layout_create(&d, &layout, &err) != LG_OK) {
-        fprintf(stderr, "layout: %s\n", err.message);
-        abort();
-    }
-    return layout;
+    return lg_layout_create(&d, &layout, err) == LG_OK ? layout : NULL;
 }
 
 void model_init(model *m, uint32_t rank, uint32_t world)
@@ -214,7 +210,9 @@ static const uint64_t none_shape[2] = {0, 3};
 
 lg_status model_add(lg_save *save, const model *m, lg_error *err)
 {
-    lg_layout *rows = make_layout(m->world, 0), *flat = make_layout(m->world, 1), *copies = make_layout(m->world, 2);
+    lg_layout *rows = make_layout(m->world, 0, err);
+    lg_layout *flat = rows != NULL ? make_layout(m->world, 1, err) : NULL;
+    lg_layout *copies = flat != NULL ? make_layout(m->world, 2, err) : NULL;
     lg_tensor t[7] = {LG_TENSOR_INIT, LG_TENSOR_INIT, LG_TENSOR_INIT, LG_TENSOR_INIT,
                       LG_TENSOR_INIT, LG_TENSOR_INIT, LG_TENSOR_INIT};
     t[0].name = "w", t[0].ndim = 2, t[0].shape = w_shape, t[0].data = m->w, t[0].layout = rows;
@@ -232,7 +230,7 @@ lg_status model_add(lg_save *save, const model *m, lg_error *err)
     for (size_t i = 0; i < 4; i++) {
         t[i].flags |= m->lazy ? LG_TENSOR_LAZY : 0;
     }
-    lg_status st = LG_OK;
+    lg_status st = copies != NULL ? LG_OK : err->status;
     for (size_t i = 0; st == LG_OK && i < 7; i++) {
         st = lg_save_tensor(save, &t[i], err);
     }
@@ -297,7 +295,8 @@ lg_status model_load_state(model *m, lg_checkpoint *c, lg_error *err)
 lg_status model_targets(lg_load *load, void *arg, lg_error *err)
 {
     model *m = arg;
-    lg_layout *rows = make_layout(m->world, 0), *flat = make_layout(m->world, 1);
+    lg_layout *rows = make_layout(m->world, 0, err);
+    lg_layout *flat = rows != NULL ? make_layout(m->world, 1, err) : NULL;
     lg_target t[7] = {LG_TARGET_INIT, LG_TARGET_INIT, LG_TARGET_INIT, LG_TARGET_INIT,
                       LG_TARGET_INIT, LG_TARGET_INIT, LG_TARGET_INIT};
     t[0].name = "w", t[0].ndim = 2, t[0].shape = w_shape, t[0].data = m->w, t[0].layout = rows;
@@ -311,7 +310,7 @@ lg_status model_targets(lg_load *load, void *arg, lg_error *err)
     t[4].name = "stats", t[4].dtype = LG_F64, t[4].ndim = 1, t[4].shape = stats_shape, t[4].data = m->stats;
     t[5].name = "count", t[5].dtype = LG_I64, t[5].data = &m->count;
     t[6].name = "none", t[6].ndim = 2, t[6].shape = none_shape;
-    lg_status st = LG_OK;
+    lg_status st = flat != NULL ? LG_OK : err->status;
     for (size_t i = 0; st == LG_OK && i < 7; i++) {
         st = lg_load_tensor(load, &t[i], err);
     }

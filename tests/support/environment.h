@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef LG_TESTS_ENVIRONMENT_H
+#define LG_TESTS_ENVIRONMENT_H
+
+/* What the environment says of how much a test is to do. */
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+static inline uint64_t number_from(const char *name, uint64_t otherwise)
+{
+    const char *text = getenv(name);
+    return text != NULL && *text != '\0' ? strtoull(text, NULL, 0) : otherwise;
+}
+
+/* `make prove`: all of what else is sampled. */
+static inline bool in_full(void)
+{
+    const char *how = getenv("LASTGOOD_PROVE");
+    return how != NULL && strcmp(how, "full") == 0;
+}
+
+#endif
