@@ -14,6 +14,9 @@ static void say(const actor *a, uint32_t mark, uint64_t value)
     if (a->disk != NULL) {
         crash_store_mark(a->disk, mark, value, a->session);
     }
+    if (a->tell != NULL) {
+        a->tell(mark, value, a->session);
+    }
 }
 
 static lg_status save_one(lg_session *s, const actor *a, const model *m, uint64_t step, bool last, lg_error *err)

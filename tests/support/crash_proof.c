@@ -48,7 +48,7 @@ static void newest_is(expect *e, uint64_t step)
     e->n_may = 0;
 }
 
-static void hear(expect *e, const crash_event *mark)
+void proof_hear(expect *e, const crash_event *mark)
 {
     uint64_t step = mark->value;
     if (mark->by < e->session) {
@@ -93,11 +93,11 @@ static void hear(expect *e, const crash_event *mark)
     }
 }
 
-static uint64_t newest_of(const expect *e) { return e->n > 0 ? e->chain[e->n - 1] : NONE; }
+uint64_t proof_newest(const expect *e) { return e->n > 0 ? e->chain[e->n - 1] : NONE; }
 
 static bool allowed(const expect *e, uint64_t step)
 {
-    return step == newest_of(e) || (step != NONE && among(e->may, e->n_may, step));
+    return step == proof_newest(e) || (step != NONE && among(e->may, e->n_may, step));
 }
 
 /* The first of the chain that no retention may have removed; e->n: none. */
@@ -121,10 +121,6 @@ static uint64_t hash_of(const expect *e)
 }
 
 /* ------------------------------------------------------------- one state */
-
-typedef struct verdict {
-    char why[LG_ERROR_MESSAGE_MAX + 200];
-} verdict;
 
 #define DENY(v, ...)                                     \
     do {                                                 \
@@ -241,6 +237,21 @@ static bool go_on(lg_store *store, uint32_t world, uint32_t then, uint64_t newes
     return no_rubbish(store, v);
 }
 
+static void count_found(const expect *e, uint64_t newest, counts *c)
+{
+    c->empty += newest == NONE;
+    c->older += newest != NONE && newest == proof_newest(e);
+    c->newer += newest != NONE && newest != proof_newest(e);
+}
+
+bool proof_check(const expect *e, lg_store *store, uint32_t world, uint32_t then, counts *c, verdict *v)
+{
+    uint64_t newest = NONE;
+    bool good = look(store, e, &newest, c, v) && go_on(store, world, then, newest, c, v);
+    count_found(e, newest, c);
+    return good;
+}
+
 static bool check_state(const crash_tree *tree, const expect *e, uint32_t caps, uint32_t other, bool both, counts *c,
                         verdict *v)
 {
@@ -254,9 +265,7 @@ static bool check_state(const crash_tree *tree, const expect *e, uint32_t caps, 
         good = go_on(crash_store_handle(s), other, 1, newest, c, v);
         crash_store_free(s);
     }
-    c->empty += newest == NONE;
-    c->older += newest != NONE && newest == newest_of(e);
-    c->newer += newest != NONE && newest != newest_of(e);
+    count_found(e, newest, c);
     return good;
 }
 
@@ -357,7 +366,7 @@ static int on_tree(const crash_tree *tree, void *arg)
     size_t n;
     const crash_event *events = crash_store_events(p->disk, &n);
     fprintf(stderr, "# %s: after event %zu of %zu (seed %llu): %s\n# allowed: %lld", p->name, p->at, n,
-            (unsigned long long)p->seed, v.why, (long long)newest_of(&p->now));
+            (unsigned long long)p->seed, v.why, (long long)proof_newest(&p->now));
     for (size_t i = 0; i < p->now.n_may; i++) {
         fprintf(stderr, " or %llu", (unsigned long long)p->now.may[i]);
     }
@@ -399,7 +408,7 @@ static void walk_through(proof *p, const crash_effort *effort, uint8_t *moments)
         }
         p->at++;
         if (e->kind == CRASH_MARK) {
-            hear(&p->now, e);
+            proof_hear(&p->now, e);
         }
     } while (!p->now.broken);
     crash_disk_free(d);

@@ -35,7 +35,8 @@ enum {
 /* ----------------------------------------------------------------- who acts */
 
 typedef struct actor {
-    crash_store *disk; /* for marks; NULL: none */
+    crash_store *disk;                                             /* for marks; NULL: none */
+    void (*tell)(uint32_t mark, uint64_t value, uint64_t session); /* the same for another record; NULL: none */
     uint64_t session;
     uint64_t steps[4];
     size_t n_steps;
@@ -77,6 +78,18 @@ typedef struct counts {
     uint64_t resumes;
     uint64_t older, newer, empty; /* what they found */
 } counts;
+
+/* After a word of a scene; and what must be true of a root then. */
+void proof_hear(expect *e, const crash_event *mark);
+uint64_t proof_newest(const expect *e); /* NONE: nothing */
+
+typedef struct verdict {
+    char why[LG_ERROR_MESSAGE_MAX + 200];
+} verdict;
+
+/* What is there is right, and a session of `world` ranks and then one of `then`
+ * go on from it. False: `v` says why not. */
+bool proof_check(const expect *e, lg_store *store, uint32_t world, uint32_t then, counts *c, verdict *v);
 
 typedef struct seen {
     uint64_t *hash;
