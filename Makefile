@@ -9,8 +9,8 @@ SECONDS ?= 60
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test setup-proof build demo test test-fast sanitize tsan valgrind python package wheel soak soak-torch prove \
-        prove-the-proof fuzz coverage bench bench-peers filesystems install lint format clean
+.PHONY: help setup setup-test setup-proof setup-analyze build demo test test-fast sanitize tsan valgrind python package wheel soak soak-torch prove \
+        prove-the-proof fuzz coverage analyze bench bench-peers filesystems install lint format clean
 
 help:
 	@echo 'make demo      set up, build, and show a run that is killed and resumes to the same bits'
@@ -31,6 +31,7 @@ help:
 	@echo 'make package   the tests of the Python package'
 	@echo 'make sanitize  the C tests under ASan and UBSan;  make tsan, make valgrind: under those'
 	@echo 'make coverage  lines and branches that the C tests reach'
+	@echo 'make analyze   gcc -fanalyzer and clang-tidy over the C sources'
 	@echo 'make filesystems  what moves data, with every engine, on ext4, xfs, btrfs and tmpfs (as root)'
 	@echo 'make lint      formatting, shell scripts, documentation, symbols;  make format: reformat'
 
@@ -86,6 +87,12 @@ fuzz: setup-proof build
 
 coverage: setup-proof
 	@BUILD=$(BUILD) JOBS=$(JOBS) tools/coverage
+
+setup-analyze:
+	@tools/setup analyze
+
+analyze: setup-analyze build
+	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests analyze
 
 bench: build
 	@$(BUILD)/bench/io

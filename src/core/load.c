@@ -243,7 +243,7 @@ lg_status lg_load_tensor(lg_load *load, const lg_target *target, lg_error *err)
         LG__RETURN_IF(load->world == 0, err, LG_ERR_INVALID,
                       "\"%s\": a target with a layout must say whose part it is (lg_target.rank): this load belongs to "
                       "no session",
-                      shown);
+                      lg__printable(target->name, shown, sizeof shown));
         own.rank = load->rank;
     }
     size_t n_parts = load->n_parts;
