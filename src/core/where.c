@@ -292,7 +292,10 @@ lg_status lg__where_find(const char *where, lg_store **store, lg__walk **walk, l
     if (st != LG_OK) {
         lg__walk_free(found);
         lg_store_free(s);
-        lg_error_wrap(err, "%s", w.root);
+        const size_t n = strlen(w.root);
+        if (strncmp(err->message, w.root, n) != 0 || err->message[n] != ':') { /* else the store has said it */
+            lg_error_wrap(err, "%s", w.root);
+        }
     } else {
         *store = s;
         *walk = found;
