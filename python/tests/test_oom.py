@@ -20,8 +20,10 @@ LIMIT = 16 << 20
 def make_cgroup():
     """A cgroup of its own with a limit of memory, and the file that counts kills; skips where there is no right to one."""
     name = f"lastgood-test-{os.getpid()}"
-    for parent, limit, kills in ((CGROUPS / "memory", "memory.limit_in_bytes", "memory.oom_control"),
-                                 (CGROUPS, "memory.max", "memory.events")):  # version 1, version 2
+    for parent, limit, kills in (
+        (CGROUPS / "memory", "memory.limit_in_bytes", "memory.oom_control"),
+        (CGROUPS, "memory.max", "memory.events"),
+    ):  # version 1, version 2
         group = parent / name
         try:
             group.mkdir()
