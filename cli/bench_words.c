@@ -119,7 +119,7 @@ static void advise_saving(const bench_result *r, const bench_machine *m, bench_w
                "--ranks=%u.",
                rate(r, ROW_VERIFY_1) / rate(r, ROW_RAW_WRITE), m->cpus < 4 ? m->cpus : 4);
     }
-    if (r->plan.buffer_bytes == 0 || r->plan.buffer_bytes < UINT64_C(16) << 20) {
+    if (r->plan.buffer_bytes < UINT64_C(16) << 20) {
         ADVISE(w, "Try more or less memory for transfers: --buffer=16MiB, --buffer=256MiB.");
     }
     advise_engine(r, m, w);

@@ -59,6 +59,7 @@ static void compare_f64(comparison *c, const void *a, const void *b, uint64_t n)
         double x, y;
         memcpy(&x, (const char *)a + 8 * i, 8);
         memcpy(&y, (const char *)b + 8 * i, 8);
+        /* Bits are compared. NOLINTNEXTLINE(bugprone-suspicious-memory-comparison,cert-exp42-c,cert-flp37-c) */
         if (memcmp(&x, &y, 8) != 0) {
             unequal(c, i, fabs(x - y), isnan(x), isnan(y));
         }
@@ -71,6 +72,7 @@ static void compare_f32(comparison *c, const void *a, const void *b, uint64_t n)
         float x, y;
         memcpy(&x, (const char *)a + 4 * i, 4);
         memcpy(&y, (const char *)b + 4 * i, 4);
+        /* Bits are compared. NOLINTNEXTLINE(bugprone-suspicious-memory-comparison,cert-exp42-c,cert-flp37-c) */
         if (memcmp(&x, &y, 4) != 0) {
             unequal(c, i, fabs((double)x - (double)y), isnan(x), isnan(y));
         }
@@ -94,6 +96,7 @@ static void compare_c64(comparison *c, const void *a, const void *b, uint64_t n)
         float x[2], y[2];
         memcpy(x, (const char *)a + 8 * i, 8);
         memcpy(y, (const char *)b + 8 * i, 8);
+        /* Bits are compared. NOLINTNEXTLINE(bugprone-suspicious-memory-comparison,cert-exp42-c,cert-flp37-c) */
         if (memcmp(x, y, 8) != 0) {
             double real = (double)x[0] - (double)y[0], imaginary = (double)x[1] - (double)y[1];
             unequal(c, i, hypot(real, imaginary), isnan(x[0]) || isnan(x[1]), isnan(y[0]) || isnan(y[1]));

@@ -65,7 +65,7 @@ extern "C" {
     X(LG_ERR_INTERNAL, 99, "bug in lastgood")
 
 typedef enum lg_status {
-#define LG_STATUS_ENUM(name, number, text) name = number,
+#define LG_STATUS_ENUM(name, number, text) name = (number),
     LG_STATUS_MAP(LG_STATUS_ENUM)
 #undef LG_STATUS_ENUM
 } lg_status;

@@ -709,12 +709,12 @@ lg_status lg__background_wait(lg__background *job, uint64_t deadline_ms, lg_erro
     }
     const uint64_t until = lg__deadline(deadline_ms);
     lg_error ignored = LG_ERROR_INIT;
-    lg_status st = lg__background_fence(job, deadline_ms, &ignored); /* for its check */
+    (void)lg__background_fence(job, deadline_ms, &ignored); /* for its check */
     pthread_mutex_lock(&job->lock);
     while (!job->done && lg__now_ms() < until) {
         (void)lg__cond_wait_until(&job->changed, &job->lock, until);
     }
-    st = LG_OK;
+    lg_status st = LG_OK;
     if (!job->done) {
         st = lg_error_set(err, LG_ERR_TIMEOUT, "the save of step %" PRIu64 " is still %s after %" PRIu64 " ms (%s)",
                           job->info.step, lg_save_phase_name(job->phase), deadline_ms, job->a.folder);
