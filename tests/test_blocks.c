@@ -53,11 +53,11 @@ typedef struct filesystem {
     uint32_t sector;
 } filesystem;
 
-/* A sector is what a cut does not tear. btrfs takes its superblock, of 4 KiB, to
- * be written as a whole. */
+/* A sector is what a cut does not tear. ext4 and btrfs write their superblock, in 4
+ * KiB, outside of what they could repair, and take it to be written as a whole. */
 static const filesystem ext4 = {"ext4",
                                 "mkfs.ext4 -q -F -b 4096 -N 1024 -E lazy_itable_init=0,lazy_journal_init=0 -J size=4",
-                                UINT64_C(64) << 20, 512};
+                                UINT64_C(64) << 20, 4096};
 static const filesystem xfs = {"xfs", "mkfs.xfs -q -f -s size=512 -d agcount=2", UINT64_C(300) << 20, 512};
 static const filesystem btrfs = {"btrfs", "mkfs.btrfs -q -f -m single -d single", UINT64_C(160) << 20, 4096};
 
