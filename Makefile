@@ -10,7 +10,7 @@ SECONDS ?= 60
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup setup-test setup-proof setup-analyze build demo test test-fast sanitize tsan valgrind python package wheel soak soak-torch prove \
-        prove-the-proof fuzz coverage analyze bench bench-peers filesystems install lint format clean
+        prove-the-proof blocks fuzz coverage analyze bench bench-peers filesystems install lint format clean
 
 help:
 	@echo 'make demo      set up, build, and show a run that is killed and resumes to the same bits'
@@ -33,6 +33,7 @@ help:
 	@echo 'make coverage  lines and branches that the C tests reach'
 	@echo 'make analyze   gcc -fanalyzer and clang-tidy over the C sources'
 	@echo 'make filesystems  what moves data, with every engine, on ext4, xfs, btrfs and tmpfs (as root)'
+	@echo 'make blocks    power cuts below ext4, xfs and btrfs, write by write (as root; ten minutes)'
 	@echo 'make lint      formatting, shell scripts, documentation, symbols;  make format: reformat'
 
 setup:
@@ -75,6 +76,9 @@ soak-torch: setup-test build
 
 prove: setup-test build
 	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests prove
+
+blocks: setup-test build
+	@LASTGOOD_PROVE=full $(BUILD)/tests/test_blocks
 
 prove-the-proof: setup-test
 	@BUILD=$(BUILD) JOBS=$(JOBS) tools/prove-the-proof

@@ -7,9 +7,9 @@
  * `disk`, over which a loop device is laid, and `marks`, to which a scene writes
  * what it knows. Each write, each range made zero, each flush (the loop device
  * turns it into an fsync) and each mark is one entry of the log, in the order in
- * which the disk answered. A write is answered before the next request is taken,
- * and the loop device issues buffered requests one by one: what precedes a flush
- * in the log had been answered before the flush was asked for.
+ * which the disk answered. A write is answered before the next request is taken.
+ * A write that is under way while a flush is asked for may be logged before it and
+ * then counts as flushed, which a real disk need not grant.
  *
  * For root only. A failure is told by a message for the caller to show or to skip
  * with; what was set up is undone. */
