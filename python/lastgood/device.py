@@ -8,6 +8,7 @@ writes last, that they are done. Nothing is asked of the device from another thr
 from __future__ import annotations
 
 import mmap
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -254,10 +255,16 @@ class Staging:
         return self._flag is None or int(self._flag.item()) >= self._value
 
     def fence(self) -> None:
-        """What the trainer's stream does from now on comes after the copies. The host does not wait."""
+        """What the trainer's stream does from now on comes after the copies. The host does not wait, unless the stream
+        records a graph: an event of before cannot be part of that, so the copies are done before the recording goes on.
+        """
         fences, self._fences = self._fences, []
+        recording = [device for device, _ in fences if device.capturing()]
+        while recording and not self.done:
+            time.sleep(0.0005)  # asks no device
         for device, event in fences:
-            device.wait(event)
+            if device not in recording:
+                device.wait(event)
         if self.done:
             self._sources = []
 

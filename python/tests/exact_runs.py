@@ -19,6 +19,11 @@ import torch
 import torch.distributed as dist
 from lastgood.checkpointer import Checkpointer
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from training import EMA, State, numbers_loader
 
 TOTAL = 12
@@ -50,15 +55,23 @@ class Config:
     ranks = 1
     accumulate = 1
     workers = 0
+    batch = 4  # samples of a micro-batch
+    samples = 41
     mesh = None
+    stages = False  # a rank has only a part of the model
 
     def __init__(self, rank):
         torch.manual_seed(7)
-        random.seed(rank)
         self.rank = rank
-        self.loader = numbers_loader(41, 4, workers=self.workers)
+        self.loader = numbers_loader(self.samples, self.batch, workers=self.workers)
         self.build()
-        torch.manual_seed(100 + rank)  # replicas begin alike, and draw each its own
+        # Replicas begin alike, and draw each its own; ranks that share a sample draw the same.
+        random.seed(self.stream(rank))
+        torch.manual_seed(100 + self.stream(rank))
+
+    def stream(self, rank):
+        """Whose random numbers a rank draws."""
+        return rank
 
     def build(self):
         raise NotImplementedError
@@ -184,8 +197,6 @@ class Fsdp2(Config):
     accumulate = 2
 
     def build(self):
-        from torch.distributed.fsdp import fully_shard
-
         self.model = Net()
         fully_shard(self.model.a)
         fully_shard(self.model)
@@ -199,9 +210,6 @@ class Mesh2d(Config):
     ranks = 4
 
     def build(self):
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
         self.model = Net()
         fully_shard(self.model, mesh=self.mesh)
@@ -209,7 +217,147 @@ class Mesh2d(Config):
         self.state = State(model=self.model, optim=self.optimizer, loader=self.loader)
 
 
-CONFIGS = {c.__name__.lower(): c for c in (Foreach, Fused, Sgd, Gan, Ddp, Fsdp2, Mesh2d)}
+class TensorNet(nn.Module):
+    """Dropout where the ranks of a tensor-parallel group have a half each, and where all have the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 16), nn.Linear(16, 8), nn.Linear(8, 4)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x):
+        return self.c(self.drop(self.b(self.drop(torch.relu(self.a(x))))))
+
+
+def tensor_parallel(model, mesh):
+    plan = {"a": ColwiseParallel(), "b": RowwiseParallel(), "c": ColwiseParallel(output_layouts=Replicate())}
+    return parallelize_module(model, mesh, plan)
+
+
+class Tp(Config):
+    """Two ranks have a half of each layer, and the same samples and random numbers."""
+
+    ranks = 2
+    accumulate = 2
+
+    def stream(self, rank):
+        return 0
+
+    def build(self):
+        self.mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        self.model = tensor_parallel(TensorNet(), self.mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05, foreach=True)
+        self.state = State(model=self.model, optim=self.optimizer, loader=self.loader)
+
+    def update(self):
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+        super().update()
+
+
+class FsdpTp(Config):
+    """FSDP2 over one axis, tensor-parallel over the other."""
+
+    ranks = 4
+
+    def stream(self, rank):
+        return rank // 2
+
+    def build(self):
+        self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
+        self.model = tensor_parallel(TensorNet(), self.mesh["tp"])
+        fully_shard(self.model, mesh=self.mesh["fsdp"])
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        self.state = State(model=self.model, optim=self.optimizer, loader=self.loader)
+
+
+class Stage(nn.Module):
+    """A part of a pipeline."""
+
+    def __init__(self, **layers):
+        super().__init__()
+        self.layers = nn.ModuleDict(layers)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x):
+        for layer in self.layers.values():
+            x = self.drop(torch.relu(layer(x)))
+        return x
+
+
+class Pipeline(Config):
+    """A stage on each rank, by torch.distributed.pipelining; two micro-batches in the pipe."""
+
+    ranks = 2
+    stages = True
+
+    def build(self):
+        self.mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
+        torch.manual_seed(7 + self.rank)
+        layers = [{"a": nn.Linear(4, 16), "b": nn.Linear(16, 16)}, {"c": nn.Linear(16, 4)}][self.rank]
+        self.model = Stage(**layers)
+        stage = PipelineStage(self.model, self.rank, 2, torch.device("cpu"))
+        self.schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, target: (out - target).square().mean())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
+        self.state = State(model=[self.model], optim=self.optimizer, scheduler=self.scheduler, loader=self.loader)
+
+    def train(self, batches):
+        x, losses = features(batches[0]), []
+        if self.rank == 0:
+            self.schedule.step(x)
+        else:
+            self.schedule.step(target=x.sin(), losses=losses)
+        self.update()
+        self.scheduler.step()
+        return sum((loss.item() for loss in losses), 0.0)
+
+
+CONFIGS = {c.__name__.lower(): c for c in (Foreach, Fused, Sgd, Gan, Ddp, Fsdp2, Mesh2d, Tp, FsdpTp, Pipeline)}
+
+
+class Resized(Config):
+    """Twelve samples a step, whatever the ranks, the micro-batches and the workers; no dropout."""
+
+    samples = 53  # of which each epoch leaves 5 out
+
+    def build(self):
+        self.model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4))
+        model = self.model
+        if self.parallel == "ddp":
+            model = self.model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        elif self.parallel == "fsdp2":
+            fully_shard(model[0])
+            fully_shard(model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        self.state = State(model=self.model, optim=self.optimizer, loader=self.loader)
+
+    def loss(self, model, batch):
+        return model(features(batch)).square().mean()
+
+
+def resized(parallel, ranks, accumulate, workers):
+    batch = 12 // ranks // accumulate
+    found = {"parallel": parallel, "ranks": ranks, "accumulate": accumulate, "workers": workers, "batch": batch}
+    return type("Resized", (Resized,), found)
+
+
+# The run that never stops, and then each start of the one that is killed.
+LEGS = {
+    name: [resized("none", 1, 1, 0), resized(a, 4, 1, 0), resized(b, 2, 3, 2), resized(c, 3, 2, 1)]
+    for name, (a, b, c) in {
+        "ddp 4-2-3": ("ddp", "ddp", "ddp"),
+        "fsdp2 4-2-3": ("fsdp2", "fsdp2", "fsdp2"),
+        "mixed 4-2-3": ("fsdp2", "ddp", "fsdp2"),
+    }.items()
+}
+
+
+def upcoming():
+    """What torch's generator and Python's would give next; they stay where they are."""
+    ours, pythons = torch.Generator(), random.Random()
+    ours.set_state(torch.get_rng_state())
+    pythons.setstate(random.getstate())
+    return [torch.rand((), generator=ours).item(), pythons.random()]
 
 
 def one(config, rank, folder, name, start, kill):
@@ -233,6 +381,9 @@ def one(config, rank, folder, name, start, kill):
             made.state.vars["seen"] = made.state.vars.get("seen", 0) + len(batches)
             ckpt.step(made.state)
             line = {"step": ckpt.completed, "loss": loss.hex(), "batches": [b[0].tolist() for b in batches]}
+            line["drawn"] = [b[1].tolist() for b in batches]
+            # Where the streams are, by what they would give next.
+            line["next"] = upcoming()
             log.write(json.dumps(line) + "\n")
             log.flush()
             if ckpt.completed == kill and rank == 0:
@@ -280,9 +431,9 @@ def start_of(config, folder, name, start, kill):
 def main():
     folder = Path(sys.argv[1])
     for name in sys.argv[2:]:
-        config = CONFIGS[name]
-        start_of(config, folder, f"{name}-whole", 0, None)
-        for start, kill in enumerate([*KILLS, None]):
+        whole, *legs = LEGS.get(name) or [CONFIGS[name]] * (2 + len(KILLS))
+        start_of(whole, folder, f"{name}-whole", 0, None)
+        for start, (config, kill) in enumerate(zip(legs, [*KILLS, None], strict=True)):
             start_of(config, folder, f"{name}-killed", start, kill)
 
 

@@ -71,7 +71,9 @@ class FakeDevice:
         return any(tensor.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in self.tensors)
 
     def compute(self, work, *, reads=(), writes=()):
-        """A kernel on the compute stream."""
+        """A kernel on the compute stream. While a graph is recorded it becomes part of that, and does not run."""
+        if self.captures:
+            return
         stream = self.streams["compute"]
         self.use(stream, reads, writes)
         stream.work.put(work)
@@ -108,9 +110,12 @@ class FakeDevice:
 
     # ---------------------------------------------------------------- a Device
 
-    def mine(self):
+    def mine(self, allowed=False):
+        """A call. ``allowed``: a recording of a graph does not mind it."""
         if threading.get_ident() != self.owner:
             self.faults.append("called from another thread")
+        if self.captures and not allowed:
+            self.faults.append("called while a graph is recorded")
 
     def pin(self, host):
         self.mine()
@@ -120,7 +125,7 @@ class FakeDevice:
         return lambda: self.pinned.pop(address)
 
     def capturing(self):
-        self.mine()
+        self.mine(allowed=True)
         return self.captures
 
     def begin(self):

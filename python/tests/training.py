@@ -21,9 +21,9 @@ class Numbers:
         return torch.tensor(index), torch.rand(())
 
 
-def numbers_loader(samples, batch_size, workers=0):
+def numbers_loader(samples, batch_size, workers=0, drop_last=True):
     """Batches of indices and of numbers drawn for them."""
-    return DataLoader(Numbers(samples), batch_size, shuffle=True, seed=3, num_workers=workers, drop_last=True)
+    return DataLoader(Numbers(samples), batch_size, shuffle=True, seed=3, num_workers=workers, drop_last=drop_last)
 
 
 def indices_loader(samples, batch_size):
