@@ -249,6 +249,17 @@ static void copy_image(int from, int to, uint64_t bytes)
     }
 }
 
+/* Unmounts; a next state must not be judged by what is still mounted. */
+static void let_go(const filesystem *fs)
+{
+    for (int i = 0; umount(at) != 0; i++) {
+        if (errno != EBUSY || i == 1000) {
+            fail_msg("%s cannot be unmounted: %s", fs->name, strerror(errno));
+        }
+        usleep(10000);
+    }
+}
+
 static block_log record_scene(const filesystem *fs, const scene *s, int base_fd)
 {
     char why[256] = "", loop[64], marks[400], path[400];
@@ -284,9 +295,7 @@ static block_log record_scene(const filesystem *fs, const scene *s, int base_fd)
     int status = -1;
     waitpid(child, &status, 0);
     close(marks_fd);
-    for (int i = 0; umount(at) != 0 && errno == EBUSY && i < 200; i++) {
-        usleep(10000);
-    }
+    let_go(fs);
     close(fd);
     bool good = block_disk_stop(&d, &log, why);
     close(disk);
@@ -371,10 +380,7 @@ static void visit(replay *r, const expect *e, size_t entry, size_t n, uint32_t o
         snprintf(r->why, sizeof r->why, "%s does not mount: %s", r->fs->name, strerror(errno));
     } else {
         started(r, e);
-        for (int i = 0; umount(at) != 0 && i < 200; i++) {
-            assert_int_equal(errno, EBUSY);
-            usleep(10000);
-        }
+        let_go(r->fs);
     }
     if (r->why[0] != '\0') {
         size_t used = strlen(r->why);
@@ -488,6 +494,11 @@ static void skip_unless_possible(const filesystem *fs)
         print_message("# skipped: there is no mkfs.%s\n", fs->name);
         skip();
     }
+    snprintf(command, sizeof command, "grep -qw %s /proc/filesystems || modprobe -q %s", fs->name, fs->name);
+    if (system(command) != 0) {
+        print_message("# skipped: this kernel has no %s\n", fs->name);
+        skip();
+    }
 }
 
 static void loses_nothing_on(const filesystem *fs)
@@ -547,10 +558,10 @@ static void a_sync_that_is_left_out_is_noticed_on(const filesystem *fs)
     char why[1024];
     prove_scene(fs, &manifest, 60000, why);
     print_message("# noticed: %s\n", why);
-    assert_string_not_equal(why, "");
+    assert_non_null(strstr(why, "lastgood.json"));
     prove_scene(fs, &root, 60000, why);
     print_message("# noticed: %s\n", why);
-    assert_string_not_equal(why, "");
+    assert_non_null(strstr(why, "checkpoint"));
 }
 
 static void a_sync_that_is_left_out_is_noticed_on_ext4(void **state)
@@ -577,12 +588,21 @@ static const char *why_not(void)
     if (geteuid() != 0) {
         return "only root can mount file systems";
     }
-    if (access("/dev/fuse", R_OK | W_OK) != 0) {
-        return "there is no /dev/fuse";
+    int fuse = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+    if (fuse < 0) {
+        return "/dev/fuse cannot be opened";
     }
-    if (access("/dev/loop-control", R_OK | W_OK) != 0) {
-        return "there is no /dev/loop-control";
+    close(fuse);
+    /* Containers show the devices and refuse to use them. */
+    static char why[256];
+    char path[64];
+    int file = memfd_create("image", MFD_CLOEXEC);
+    int loop = file >= 0 && ftruncate(file, 1 << 20) == 0 ? loop_attach(file, 512, path, why) : -1;
+    close(file);
+    if (loop < 0) {
+        return why[0] != '\0' ? why : "no file in memory can be made";
     }
+    close(loop);
     if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) {
         return "there are no mount namespaces";
     }
