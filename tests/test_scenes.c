@@ -567,7 +567,7 @@ static lg_status flip_report(fault_store *f, const fault_event *event, bool befo
         const uint64_t at = lg__get_u64le(head + 24) + x->at;
         x->over = fseek(file, (long)at, SEEK_SET) != 0 || fread(&byte, 1, 1, file) != 1;
         if (!x->over) {
-            byte ^= 1 << (x->at % 8);
+            byte = (unsigned char)(byte ^ 1u << (x->at % 8));
             assert_int_equal(fseek(file, (long)at, SEEK_SET), 0);
             assert_int_equal(fwrite(&byte, 1, 1, file), 1);
         }
