@@ -10,6 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What an error is about, unless the store has said it already. */
+static lg_status name_it(lg_error *err, const char *where)
+{
+    const size_t n = strlen(where);
+    return strncmp(err->message, where, n) == 0 && err->message[n] == ':' ? err->status
+                                                                          : lg_error_wrap(err, "%s", where);
+}
+
 static bool parse_number(const char **p, uint64_t *out)
 {
     const char *s = *p;
@@ -138,7 +146,7 @@ lg_status lg__where_parse(const char *where, lg__where *out, lg_error *err)
     }
     if (st != LG_OK) {
         *err = why;
-        return lg_error_wrap(err, "%s", where);
+        return name_it(err, where);
     }
     lg__root_kind kind = last_name(where);
     LG__RETURN_IF(kind == LG__ROOT_PARTIAL, err, LG_ERR_NOT_FOUND,
@@ -292,10 +300,7 @@ lg_status lg__where_find(const char *where, lg_store **store, lg__walk **walk, l
     if (st != LG_OK) {
         lg__walk_free(found);
         lg_store_free(s);
-        const size_t n = strlen(w.root);
-        if (strncmp(err->message, w.root, n) != 0 || err->message[n] != ':') { /* else the store has said it */
-            lg_error_wrap(err, "%s", w.root);
-        }
+        name_it(err, w.root);
     } else {
         *store = s;
         *walk = found;
@@ -323,7 +328,7 @@ lg_status lg_checkpoint_open(const char *where, lg_checkpoint **out, lg_error *e
     lg__walk_free(walk);
     if (st != LG_OK) {
         lg_store_free(store);
-        lg_error_wrap(err, "%s", where);
+        name_it(err, where);
     }
     return st;
 }
