@@ -11,7 +11,7 @@
  *     test_crash                       within a minute
  *     test_crash '*rollback*'          these scenes only
  *     LASTGOOD_PROVE=full test_crash   more ranks, every operation of a sweep, more
- *                                      trees: for LASTGOOD_PROVE_MINUTES (25)
+ *                                      trees: for LASTGOOD_PROVE_MINUTES (15)
  *
  * JOBS processes share the work; LASTGOOD_SEED chooses what is sampled where
  * there are too many combinations. */
@@ -634,7 +634,7 @@ int main(int argc, char **argv)
     full = in_full();
     jobs = full ? (uint32_t)number_from("JOBS", 1) : 1;
     seed = number_from("LASTGOOD_SEED", seed) | 1;
-    const uint64_t minutes = number_from("LASTGOOD_PROVE_MINUTES", 25);
+    const uint64_t minutes = number_from("LASTGOOD_PROVE_MINUTES", 15);
     print_message("# seed %llu\n", (unsigned long long)seed);
     if (full) {
         print_message("# in full, %llu minutes by %u processes\n", (unsigned long long)minutes, jobs);
