@@ -492,12 +492,10 @@ static void odd_resume(rank_env *env)
     const char *what = env->arg;
     bool odd = env->rank == 1;
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = env->comm;
-    o.store = env->store;
     o.flags = LG_SESSION_READ_ONLY;
     o.deadline_ms = 20000;
     lg_session *s;
-    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    RANK_TRY(env, begin_session(env, o, &s));
     model m;
     model_init(&m, env->rank, env->world);
     lg_resume_options ro = LG_RESUME_OPTIONS_INIT;

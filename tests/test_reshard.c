@@ -492,12 +492,10 @@ static void save_scene(rank_env *env)
 {
     scene *sc = env->arg;
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = env->comm;
-    o.store = env->store;
     o.block_bytes = 4096;
     o.deadline_ms = 60000;
     lg_session *s;
-    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    RANK_TRY(env, begin_session(env, o, &s));
     lg_save *save;
     RANK_TRY(env, lg_save_begin(s, sc->step, NULL, &save, &env->err));
     keep mem = {0};
@@ -762,10 +760,8 @@ static void save_bad_boxes(rank_env *env)
 {
     const bad_boxes *b = env->arg;
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = env->comm;
-    o.store = env->store;
     lg_session *s;
-    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    RANK_TRY(env, begin_session(env, o, &s));
     lg_save *save;
     RANK_TRY(env, lg_save_begin(s, 1, NULL, &save, &env->err));
     static const float data[64] = {0};

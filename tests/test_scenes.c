@@ -182,17 +182,16 @@ ON_EVERY_ROOT(a_rename_or_create_that_reports_failure_after_success_is_a_success
  * as not known durable, and nothing is removed until a later save commits. */
 ON_EVERY_ROOT(a_failed_last_sync_is_not_durable_and_stops_removal)
 {
-    fault_store *f = fault_store_new(root->store);
-    model m;
     lg_error err = LG_ERROR_INIT;
-    lg_session *s = must_resume(fault_store_handle(f), 1, &m);
-    assert_int_equal(save_step(s, &m, 1, &err), LG_OK);
+    faulty x;
+    faulty_begin(&x, root, 1);
+    assert_int_equal(save_step(x.s, &x.m, 1, &err), LG_OK);
     /* Find out how many folder syncs a save makes, then fail the last before
      * retention. */
-    fault_store_log_clear(f);
-    assert_int_equal(save_step(s, &m, 2, &err), LG_OK);
+    fault_store_log_clear(x.f);
+    assert_int_equal(save_step(x.s, &x.m, 2, &err), LG_OK);
     size_t n;
-    const fault_event *log = fault_store_log(f, &n);
+    const fault_event *log = fault_store_log(x.f, &n);
     uint64_t syncs = 0, commit_sync = 0;
     for (size_t i = 0; i < n; i++) {
         bool commit =
@@ -205,16 +204,15 @@ ON_EVERY_ROOT(a_failed_last_sync_is_not_durable_and_stops_removal)
         }
     }
     assert_true(commit_sync > 0);
-    fault_store_arm(f, (fault_plan){.kinds = FAULT_BIT(FAULT_SYNC_DIR), .nth = commit_sync, .os_errno = EIO});
-    assert_int_equal(save_step(s, &m, 3, &err), LG_ERR_NOT_DURABLE);
-    assert_int_equal(fault_store_fired(f), 1);
-    fault_store_disarm(f);
+    fault_store_arm(x.f, (fault_plan){.kinds = FAULT_BIT(FAULT_SYNC_DIR), .nth = commit_sync, .os_errno = EIO});
+    assert_int_equal(save_step(x.s, &x.m, 3, &err), LG_ERR_NOT_DURABLE);
+    assert_int_equal(fault_store_fired(x.f), 1);
+    fault_store_disarm(x.f);
     char folders[8][64];
     assert_int_equal(root_folders(root, folders, 8), 2); /* 2 was not removed */
-    assert_int_equal(save_step(s, &m, 4, &err), LG_OK);
+    assert_int_equal(save_step(x.s, &x.m, 4, &err), LG_OK);
     assert_int_equal(root_folders(root, folders, 8), 1);
-    lg_session_close(s, NULL);
-    fault_store_free(f);
+    faulty_end(&x);
     assert_int_equal(resume_finds(root), 4);
 }
 
@@ -263,11 +261,9 @@ ON_EVERY_ROOT(k06_the_coordinator_dying_between_rename_and_answer_leaves_a_commi
 static void absent_rank(rank_env *env)
 {
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = env->comm;
-    o.store = env->store;
     o.deadline_ms = 700;
     lg_session *s;
-    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    RANK_TRY(env, begin_session(env, o, &s));
     model m;
     model_init(&m, env->rank, env->world);
     model_fill(&m, 20);
@@ -390,52 +386,46 @@ static void a_sweep_killed_half_way_is_finished_by_the_next(void **state)
     root_drop(&root);
 }
 
-static void rollback_is_recorded_survives_a_kill_and_can_be_rolled_back(void **state)
+ON_ROOTS_WITH_RENAME(rollback_is_recorded_survives_a_kill_and_can_be_rolled_back)
 {
-    (void)state;
-    for (int kind = 0; kind < ROOT_NO_RENAME; kind++) {
-        test_root root;
-        root_make(&root, kind);
-        lg_error err = LG_ERROR_INIT;
-        model m;
-        lg_session *live = must_resume(root.store, 0, &m);
-        for (uint64_t step = 100; step <= 900; step += 100) {
-            assert_int_equal(save_step(live, &m, step, &err), LG_OK);
-        }
-        char where[300];
-        snprintf(where, sizeof where, "%s@400", root.path);
-        lg_generation record;
-        if (lg_rollback(where, "loss went up at 450", &record, &err) != LG_OK) {
-            fail_msg("%s", err.message);
-        }
-        /* the session that still runs finds out */
-        assert_int_equal(save_step(live, &m, 1000, &err), LG_ERR_SUPERSEDED);
-        lg_session_close(live, NULL);
-        /* a kill before the next save: a session that resumed and died */
-        assert_int_equal(resume_finds(&root), 400);
-        assert_int_equal(resume_finds(&root), 400);
-        run_spec s = run_of(1, STEPS(450));
-        root_run(&root, &s);
-        assert_int_equal(s.resumed_from, 400);
-        assert_int_equal(resume_finds(&root), 450); /* beats the abandoned 900 */
-        lg_listing *l;
-        assert_int_equal(lg_list(root.path, 0, &l, &err), LG_OK);
-        size_t discarded = 0;
-        for (size_t i = 0; i < l->n; i++) {
-            discarded += l->entries[i].discarded != 0;
-            if (l->entries[i].kind == LG_ENTRY_ROLLBACK) {
-                assert_string_equal(l->entries[i].note, "loss went up at 450");
-                assert_int_equal(l->entries[i].target_step, 400);
-            }
-        }
-        assert_int_equal(discarded, 5); /* 500 to 900 */
-        lg_listing_free(l);
-        /* nothing was deleted, so the rollback can be rolled back */
-        snprintf(where, sizeof where, "%s@900", root.path);
-        assert_int_equal(lg_rollback(where, NULL, NULL, &err), LG_OK);
-        assert_int_equal(resume_finds(&root), 900);
-        root_drop(&root);
+    lg_error err = LG_ERROR_INIT;
+    model m;
+    lg_session *live = must_resume(root->store, 0, &m);
+    for (uint64_t step = 100; step <= 900; step += 100) {
+        assert_int_equal(save_step(live, &m, step, &err), LG_OK);
     }
+    char where[300];
+    snprintf(where, sizeof where, "%s@400", root->path);
+    lg_generation record;
+    if (lg_rollback(where, "loss went up at 450", &record, &err) != LG_OK) {
+        fail_msg("%s", err.message);
+    }
+    /* the session that still runs finds out */
+    assert_int_equal(save_step(live, &m, 1000, &err), LG_ERR_SUPERSEDED);
+    lg_session_close(live, NULL);
+    /* a kill before the next save: a session that resumed and died */
+    assert_int_equal(resume_finds(root), 400);
+    assert_int_equal(resume_finds(root), 400);
+    run_spec s = run_of(1, STEPS(450));
+    root_run(root, &s);
+    assert_int_equal(s.resumed_from, 400);
+    assert_int_equal(resume_finds(root), 450); /* beats the abandoned 900 */
+    lg_listing *l;
+    assert_int_equal(lg_list(root->path, 0, &l, &err), LG_OK);
+    size_t discarded = 0;
+    for (size_t i = 0; i < l->n; i++) {
+        discarded += l->entries[i].discarded != 0;
+        if (l->entries[i].kind == LG_ENTRY_ROLLBACK) {
+            assert_string_equal(l->entries[i].note, "loss went up at 450");
+            assert_int_equal(l->entries[i].target_step, 400);
+        }
+    }
+    assert_int_equal(discarded, 5); /* 500 to 900 */
+    lg_listing_free(l);
+    /* nothing was deleted, so the rollback can be rolled back */
+    snprintf(where, sizeof where, "%s@900", root->path);
+    assert_int_equal(lg_rollback(where, NULL, NULL, &err), LG_OK);
+    assert_int_equal(resume_finds(root), 900);
 }
 
 static void a_rollback_record_that_cannot_be_read_stops_resume(void **state)
@@ -523,21 +513,19 @@ static void k05_a_report_of_another_attempt_is_refused(void **state)
     for (size_t i = 0; i < 2; i++) {
         test_root root;
         root_make(&root, kinds[i]);
-        fault_store *f = fault_store_new(root.store);
-        model m;
         lg_error err = LG_ERROR_INIT;
-        lg_session *s = must_resume(fault_store_handle(f), 0, &m);
-        assert_int_equal(save_step(s, &m, 5, &err), LG_OK);
+        faulty x;
+        faulty_begin(&x, &root, 0);
+        assert_int_equal(save_step(x.s, &x.m, 5, &err), LG_OK);
         shell(&root, "cp step-*5.g1.1/rank-00001.sums old.sums");
         /* Just before the coordinator reads the report, the earlier attempt's
          * file of the same length is put in its place. */
-        fault_store_set_hook(f, put_old_report, &root);
-        assert_int_equal(save_step(s, &m, 6, &err), LG_ERR_CORRUPT);
+        fault_store_set_hook(x.f, put_old_report, &root);
+        assert_int_equal(save_step(x.s, &x.m, 6, &err), LG_ERR_CORRUPT);
         assert_non_null(strstr(err.message, "rank-00001.sums"));
-        fault_store_set_hook(f, NULL, NULL);
-        assert_int_equal(save_step(s, &m, 7, &err), LG_OK);
-        lg_session_close(s, NULL);
-        fault_store_free(f);
+        fault_store_set_hook(x.f, NULL, NULL);
+        assert_int_equal(save_step(x.s, &x.m, 7, &err), LG_OK);
+        faulty_end(&x);
         assert_int_equal(resume_finds(&root), 7);
         root_drop(&root);
     }
@@ -620,20 +608,18 @@ static void k05_a_report_that_changed_in_any_byte_before_it_is_collected_is_refu
 /* A disk that is full is not made fuller. */
 ON_EVERY_ROOT(k01_a_save_that_failed_leaves_no_shard_behind)
 {
-    fault_store *f = fault_store_new(root->store);
-    model m;
     lg_error err = LG_ERROR_INIT;
-    lg_session *s = must_resume(fault_store_handle(f), 0, &m);
-    assert_int_equal(save_step(s, &m, 1, &err), LG_OK);
-    fault_store_arm(f, (fault_plan){.kinds = FAULT_BIT(FAULT_WRITE), .path = "optim", .os_errno = ENOSPC});
-    assert_int_equal(save_step(s, &m, 2, &err), LG_ERR_NO_SPACE);
+    faulty x;
+    faulty_begin(&x, root, 0);
+    assert_int_equal(save_step(x.s, &x.m, 1, &err), LG_OK);
+    fault_store_arm(x.f, (fault_plan){.kinds = FAULT_BIT(FAULT_WRITE), .path = "optim", .os_errno = ENOSPC});
+    assert_int_equal(save_step(x.s, &x.m, 2, &err), LG_ERR_NO_SPACE);
     assert_int_equal(count_kind(root->store, LG__ROOT_PARTIAL), 0);
     assert_int_equal(count_kind(root->store, LG__ROOT_TRASH), 0);
     if (root->kind != ROOT_MEMORY) {
         shell(root, "! ls -d step-*2.*/shard-* .step*/shard-* 2>/dev/null | grep .");
     }
-    lg_session_close(s, NULL);
-    fault_store_free(f);
+    faulty_end(&x);
 }
 
 static void a_root_copied_without_its_dot_files_moved_or_beside_strange_files_works(void **state)
@@ -745,32 +731,26 @@ static lg_status no_space_until_swept(fault_store *f, const fault_event *event, 
     return LG_OK;
 }
 
-static void k01_a_disk_filled_by_a_dead_sessions_attempt_is_freed_by_the_next_session(void **state)
+ON_ROOTS_WITH_RENAME(k01_a_disk_filled_by_a_dead_sessions_attempt_is_freed_by_the_next_session)
 {
-    (void)state;
-    for (int kind = 0; kind < ROOT_NO_RENAME; kind++) {
-        test_root root;
-        root_make(&root, kind);
-        fault_store *f = fault_store_new(root.store);
-        model m;
-        lg_error err = LG_ERROR_INIT;
-        lg_session *s = must_resume(fault_store_handle(f), 0, &m);
-        assert_int_equal(save_step(s, &m, 1, &err), LG_OK);
-        fault_store_arm(f, (fault_plan){.kinds = FAULT_BIT(FAULT_CREATE), .path = "lastgood.json", .how = FAULT_DIE});
-        assert_int_not_equal(save_step(s, &m, 2, &err), LG_OK);
-        lg_session_close(s, NULL);
-        fault_store_free(f);
-        assert_int_equal(count_kind(root.store, LG__ROOT_PARTIAL), 1);
-        fault_store *g = fault_store_new(root.store);
-        fault_store_set_hook(g, no_space_until_swept, NULL);
-        s = must_resume(fault_store_handle(g), 0, &m);
-        assert_int_equal(m.step, 1);
-        assert_int_equal(count_kind(root.store, LG__ROOT_PARTIAL), 0);
-        assert_int_equal(save_step(s, &m, 2, &err), LG_OK);
-        lg_session_close(s, NULL);
-        fault_store_free(g);
-        root_drop(&root);
-    }
+    fault_store *f = fault_store_new(root->store);
+    model m;
+    lg_error err = LG_ERROR_INIT;
+    lg_session *s = must_resume(fault_store_handle(f), 0, &m);
+    assert_int_equal(save_step(s, &m, 1, &err), LG_OK);
+    fault_store_arm(f, (fault_plan){.kinds = FAULT_BIT(FAULT_CREATE), .path = "lastgood.json", .how = FAULT_DIE});
+    assert_int_not_equal(save_step(s, &m, 2, &err), LG_OK);
+    lg_session_close(s, NULL);
+    fault_store_free(f);
+    assert_int_equal(count_kind(root->store, LG__ROOT_PARTIAL), 1);
+    fault_store *g = fault_store_new(root->store);
+    fault_store_set_hook(g, no_space_until_swept, NULL);
+    s = must_resume(fault_store_handle(g), 0, &m);
+    assert_int_equal(m.step, 1);
+    assert_int_equal(count_kind(root->store, LG__ROOT_PARTIAL), 0);
+    assert_int_equal(save_step(s, &m, 2, &err), LG_OK);
+    lg_session_close(s, NULL);
+    fault_store_free(g);
 }
 
 ON_EVERY_ROOT(k22_a_manifest_of_a_newer_version_stops_resume_and_all_removal)

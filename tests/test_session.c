@@ -249,10 +249,8 @@ ON_EVERY_ROOT(the_same_step_committed_twice_makes_two_generations)
 static void save_if_new(rank_env *env)
 {
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = env->comm;
-    o.store = env->store;
     lg_session *s;
-    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    RANK_TRY(env, begin_session(env, o, &s));
     model m;
     model_init(&m, env->rank, env->world);
     lg_resume_result *r = NULL;
@@ -341,11 +339,9 @@ static void save_one_odd_rank(rank_env *env)
 {
     const char *what = env->arg;
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = env->comm;
-    o.store = env->store;
     o.deadline_ms = 10000;
     lg_session *s;
-    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    RANK_TRY(env, begin_session(env, o, &s));
     model m;
     model_init(&m, env->rank, env->world);
     model_fill(&m, 1);
@@ -417,10 +413,8 @@ ON_EVERY_ROOT(k05_k06_ranks_that_contradict_each_other_are_named_on_all_ranks)
 static void one_bad_call(rank_env *env)
 {
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = env->comm;
-    o.store = env->store;
     lg_session *s;
-    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    RANK_TRY(env, begin_session(env, o, &s));
     model m;
     model_init(&m, env->rank, env->world);
     model_fill(&m, 4);
@@ -500,10 +494,8 @@ ON_EVERY_ROOT(an_unverified_resume_is_recorded_in_the_next_checkpoint)
 static void differing_buffers(rank_env *env)
 {
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = env->comm;
-    o.store = env->store;
     lg_session *s;
-    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    RANK_TRY(env, begin_session(env, o, &s));
     model m;
     model_init(&m, env->rank, env->world);
     m.stats_differ = true;
@@ -550,10 +542,8 @@ static void save_with_one_undeclared(rank_env *env)
 {
     const uint32_t odd = *(const uint32_t *)env->arg; /* alone has an undeclared tensor */
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = env->comm;
-    o.store = env->store;
     lg_session *s;
-    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    RANK_TRY(env, begin_session(env, o, &s));
     lg_layout_desc d = LG_LAYOUT_DESC_INIT;
     uint32_t sizes[1] = {env->world};
     lg_split rows = {0, 0, 0, LG_SPLIT_CEIL};
@@ -613,11 +603,9 @@ static float round_value(uint64_t step, int tensor, int i)
 static void save_for_rounds(rank_env *env)
 {
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = env->comm;
-    o.store = env->store;
     o.block_bytes = 4096;
     lg_session *s;
-    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    RANK_TRY(env, begin_session(env, o, &s));
     static float data[ROUND_TENSORS][ROUND_ELEMENTS]; /* of rank 0, which alone has the tensors */
     for (uint64_t step = 1; step <= 2; step++) {
         lg_save *save;
@@ -688,10 +676,8 @@ static void resume_in_rounds(rank_env *env)
 {
     const round_case *c = env->arg;
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = env->comm;
-    o.store = env->store;
     lg_session *s;
-    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    RANK_TRY(env, begin_session(env, o, &s));
     lg_resume_options ro = LG_RESUME_OPTIONS_INIT;
     ro.flags = LG_RESUME_ROUNDS | c->flags;
     rounds want = {.n = c->n[env->rank]};
@@ -747,10 +733,8 @@ ON_EVERY_ROOT(k06_k07_ranks_read_in_as_many_rounds_as_each_needs_and_step_back_t
 static void rounds_unasked(rank_env *env)
 {
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = env->comm;
-    o.store = env->store;
     lg_session *s;
-    RANK_TRY(env, lg_session_open("root", &o, &s, &env->err));
+    RANK_TRY(env, begin_session(env, o, &s));
     rounds want = {.n = 2};
     lg_resume_result *r = NULL;
     RANK_CHECK(env, lg_resume(s, NULL, targets_in_rounds, &want, &r, &env->err) == LG_ERR_INVALID);

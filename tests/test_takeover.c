@@ -129,48 +129,40 @@ static lg_status finish_old_save(fault_store *f, const fault_event *event, bool 
     return LG_OK;
 }
 
-static void takeover_while_a_rename_is_under_way(void **state)
+ON_ROOTS_WITH_RENAME(takeover_while_a_rename_is_under_way)
 {
-    (void)state;
-    for (int kind = 0; kind < ROOT_NO_RENAME; kind++) {
-        test_root root;
-        root_make(&root, kind);
-        fault_store *f = fault_store_new(root.store);
-        model m;
-        lg_error err = LG_ERROR_INIT;
-        lg_session *s = must_resume(fault_store_handle(f), 0, &m);
-        assert_int_equal(save_step(s, &m, 10, &err), LG_OK);
-        /* The old session's rename request is on the wire when it dies. */
-        fault_store_arm(f, (fault_plan){.kinds = FAULT_BIT(FAULT_RENAME_DIR), .how = FAULT_DIE});
-        assert_int_not_equal(save_step(s, &m, 20, &err), LG_OK);
-        size_t n;
-        const fault_event *log = fault_store_log(f, &n);
-        size_t at = fault_store_find(f, 0, FAULT_BIT(FAULT_RENAME_DIR), "partial");
-        for (size_t i = at; i < n; i++) {
-            at = log[i].op == FAULT_RENAME_DIR && strncmp(log[i].to, "step-000000000020", 17) == 0 ? i : at;
-        }
-        struct {
-            fault_store *old;
-            bool done;
-            char from[300], to[300];
-        } late = {.old = f};
-        snprintf(late.from, sizeof late.from, "%.299s", log[at].path);
-        snprintf(late.to, sizeof late.to, "%.299s", log[at].to);
-        fault_store *g = fault_store_new(root.store);
-        fault_store_set_hook(g, finish_old_save, &late);
-        model m2;
-        lg_session *s2 = must_resume(fault_store_handle(g), 0, &m2);
-        assert_true(late.done);
-        assert_int_equal(m2.step, 20); /* the rename won: it is committed, and whole */
-        assert_null(model_wrong(&m2, 20));
-        assert_int_equal(save_step(s2, &m2, 30, &err), LG_OK);
-        lg_session_close(s, NULL);
-        lg_session_close(s2, NULL);
-        fault_store_free(f);
-        fault_store_free(g);
-        assert_int_equal(resume_finds(&root), 30);
-        root_drop(&root);
+    lg_error err = LG_ERROR_INIT;
+    faulty first;
+    faulty_begin(&first, root, 0);
+    assert_int_equal(save_step(first.s, &first.m, 10, &err), LG_OK);
+    /* The old session's rename request is on the wire when it dies. */
+    fault_store_arm(first.f, (fault_plan){.kinds = FAULT_BIT(FAULT_RENAME_DIR), .how = FAULT_DIE});
+    assert_int_not_equal(save_step(first.s, &first.m, 20, &err), LG_OK);
+    size_t n;
+    const fault_event *log = fault_store_log(first.f, &n);
+    size_t at = fault_store_find(first.f, 0, FAULT_BIT(FAULT_RENAME_DIR), "partial");
+    for (size_t i = at; i < n; i++) {
+        at = log[i].op == FAULT_RENAME_DIR && strncmp(log[i].to, "step-000000000020", 17) == 0 ? i : at;
     }
+    struct {
+        fault_store *old;
+        bool done;
+        char from[300], to[300];
+    } late = {.old = first.f};
+    snprintf(late.from, sizeof late.from, "%.299s", log[at].path);
+    snprintf(late.to, sizeof late.to, "%.299s", log[at].to);
+    fault_store *g = fault_store_new(root->store);
+    fault_store_set_hook(g, finish_old_save, &late);
+    model m;
+    lg_session *s = must_resume(fault_store_handle(g), 0, &m);
+    assert_true(late.done);
+    assert_int_equal(m.step, 20); /* the rename won: it is committed, and whole */
+    assert_null(model_wrong(&m, 20));
+    assert_int_equal(save_step(s, &m, 30, &err), LG_OK);
+    faulty_end(&first);
+    lg_session_close(s, NULL);
+    fault_store_free(g);
+    assert_int_equal(resume_finds(root), 30);
 }
 
 static void a_superseded_session_is_told_by_whom_and_when(void **state)
@@ -252,7 +244,7 @@ static void claim_and_die_in_a_save(between *b) { die_in_a_save(b->root->store, 
 
 /* Between its claim and the end of earlier attempts another session claims and
  * begins to save: that attempt is of a later epoch, and none of its business. */
-static void ends_no_later_attempt(test_root *root)
+ON_ROOTS_WITH_RENAME(k05_a_new_owner_ends_no_attempt_of_an_owner_after_it)
 {
     run_spec first = run_of(1, STEPS(10));
     root_run(root, &first);
@@ -276,17 +268,6 @@ static void ends_no_later_attempt(test_root *root)
     root_run(root, &last); /* who comes after it ends it */
     assert_int_equal(last.resumed_from, 10);
     assert_int_equal(count_kind(root->store, LG__ROOT_PARTIAL), 0);
-}
-
-static void k05_a_new_owner_ends_no_attempt_of_an_owner_after_it(void **state)
-{
-    (void)state;
-    for (int kind = 0; kind < ROOT_NO_RENAME; kind++) {
-        test_root root;
-        root_make(&root, kind);
-        ends_no_later_attempt(&root);
-        root_drop(&root);
-    }
 }
 
 /* The request that ends an attempt takes place, and its answer says that it did
@@ -330,31 +311,23 @@ static void roll_back_to_10(between *b)
 }
 
 /* The session has passed its last check and is about to rename. */
-static void k05_a_save_that_a_rollback_overtakes_is_not_told_that_it_is_saved(void **state)
+ON_ROOTS_WITH_RENAME(k05_a_save_that_a_rollback_overtakes_is_not_told_that_it_is_saved)
 {
-    (void)state;
-    for (int kind = 0; kind < ROOT_NO_RENAME; kind++) {
-        test_root root;
-        root_make(&root, kind);
-        fault_store *f = fault_store_new(root.store);
-        model m;
-        lg_error err = LG_ERROR_INIT;
-        lg_session *s = must_resume(fault_store_handle(f), 0, &m);
-        assert_int_equal(save_step(s, &m, 10, &err), LG_OK);
-        assert_int_equal(save_step(s, &m, 20, &err), LG_OK);
-        between b = {.root = &root,
-                     .kinds = FAULT_BIT(FAULT_RENAME_DIR),
-                     .path = "step-000000000030",
-                     .before = true,
-                     .what = roll_back_to_10};
-        fault_store_set_hook(f, come_between, &b);
-        assert_int_equal(save_step(s, &m, 30, &err), LG_ERR_SUPERSEDED);
-        assert_true(b.done);
-        lg_session_close(s, NULL);
-        fault_store_free(f);
-        assert_int_equal(resume_finds(&root), 10);
-        root_drop(&root);
-    }
+    lg_error err = LG_ERROR_INIT;
+    faulty x;
+    faulty_begin(&x, root, 0);
+    assert_int_equal(save_step(x.s, &x.m, 10, &err), LG_OK);
+    assert_int_equal(save_step(x.s, &x.m, 20, &err), LG_OK);
+    between b = {.root = root,
+                 .kinds = FAULT_BIT(FAULT_RENAME_DIR),
+                 .path = "step-000000000030",
+                 .before = true,
+                 .what = roll_back_to_10};
+    fault_store_set_hook(x.f, come_between, &b);
+    assert_int_equal(save_step(x.s, &x.m, 30, &err), LG_ERR_SUPERSEDED);
+    assert_true(b.done);
+    faulty_end(&x);
+    assert_int_equal(resume_finds(root), 10);
 }
 
 /* A person resumes from a chosen, older step. */
@@ -379,21 +352,19 @@ ON_EVERY_ROOT(k03_k05_retention_of_an_owner_that_was_superseded_removes_nothing)
 {
     run_spec first = run_of(1, STEPS(10, 20));
     root_run(root, &first);
-    fault_store *f = fault_store_new(root->store);
-    model m;
     lg_error err = LG_ERROR_INIT;
-    lg_session *s = must_resume(fault_store_handle(f), 1, &m);
+    faulty x;
+    faulty_begin(&x, root, 1);
     between b = {
         .root = root, .kinds = commits(root), .path = "step-000000000030", .before = false, .what = take_over_at_10};
-    fault_store_set_hook(f, come_between, &b);
-    assert_int_equal(save_step(s, &m, 30, &err), LG_OK); /* it had won before */
+    fault_store_set_hook(x.f, come_between, &b);
+    assert_int_equal(save_step(x.s, &x.m, 30, &err), LG_OK); /* it had won before */
     assert_true(b.done);
     char folders[8][64];
     assert_int_equal(root_folders(root, folders, 8), 3);
-    assert_int_equal(save_step(s, &m, 40, &err), LG_ERR_SUPERSEDED);
-    lg_session_close(s, NULL);
-    fault_store_free(f);
-    if (save_step(b.other, &m, 15, &err) != LG_OK) {
+    assert_int_equal(save_step(x.s, &x.m, 40, &err), LG_ERR_SUPERSEDED);
+    faulty_end(&x);
+    if (save_step(b.other, &x.m, 15, &err) != LG_OK) {
         fail_msg("%s", err.message);
     }
     lg_session_close(b.other, NULL);
@@ -417,19 +388,17 @@ ON_EVERY_ROOT(k03_what_was_damaged_since_its_commit_lets_retention_remove_nothin
 {
     run_spec first = run_of(1, STEPS(10, 20, 30));
     root_run(root, &first);
-    fault_store *f = fault_store_new(root->store);
-    model m;
     lg_error err = LG_ERROR_INIT;
-    lg_session *s = must_resume(fault_store_handle(f), 1, &m);
+    faulty x;
+    faulty_begin(&x, root, 1);
     between b = {
         .root = root, .kinds = commits(root), .path = "step-000000000040", .before = false, .what = lose_a_shard_of_40};
-    fault_store_set_hook(f, come_between, &b);
-    assert_int_equal(save_step(s, &m, 40, &err), LG_OK);
+    fault_store_set_hook(x.f, come_between, &b);
+    assert_int_equal(save_step(x.s, &x.m, 40, &err), LG_OK);
     assert_true(b.done);
     char folders[8][64];
     assert_int_equal(root_folders(root, folders, 8), 4);
-    lg_session_close(s, NULL);
-    fault_store_free(f);
+    faulty_end(&x);
     assert_int_equal(resume_finds(root), 30);
 }
 

@@ -231,11 +231,9 @@ static void a_pinned_one_and_a_root_are_not_removed(void **state)
 static void save_copies(rank_env *env)
 {
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = env->comm;
-    o.store = env->store;
     o.deadline_ms = 20000;
     lg_session *s;
-    RANK_TRY(env, lg_session_open("test root", &o, &s, &env->err));
+    RANK_TRY(env, begin_session(env, o, &s));
     double stats[3] = {env->rank + 0.5, env->rank + 1.5, env->rank + 2.5};
     uint64_t shape[1] = {3};
     lg_save *save;

@@ -38,12 +38,10 @@ static void play(rank_env *env)
 {
     actor *a = env->arg;
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = env->comm;
-    o.store = env->store;
     o.keep_last = a->keep_last;
     o.deadline_ms = 20000;
     lg_session *s;
-    RANK_TRY(env, lg_session_open("crash", &o, &s, &env->err));
+    RANK_TRY(env, begin_session(env, o, &s));
     model m;
     model_init(&m, env->rank, env->world);
     lg_resume_result *r = NULL;

@@ -324,11 +324,16 @@ lg_status model_targets(lg_load *load, void *arg, lg_error *err)
 
 /* ----------------------------------------------------------------- sessions */
 
-lg_status open_session(rank_env *env, lg_session_options o, lg_session **out)
+lg_status begin_session(rank_env *env, lg_session_options o, lg_session **out)
 {
     o.comm = env->comm;
     o.store = env->store;
-    lg_status st = lg_session_open("root", &o, out, &env->err);
+    return lg_session_open("root", &o, out, &env->err);
+}
+
+lg_status open_session(rank_env *env, lg_session_options o, lg_session **out)
+{
+    lg_status st = begin_session(env, o, out);
     if (st != LG_OK) {
         return st;
     }
@@ -442,13 +447,11 @@ static void run_rank(rank_env *env)
 {
     run_spec *spec = env->arg;
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.comm = env->comm;
-    o.store = env->store;
     o.keep_last = spec->keep_last;
     o.keep_every = spec->keep_every;
     o.deadline_ms = 20000;
     lg_session *s;
-    RANK_TRY(env, lg_session_open("test root", &o, &s, &env->err));
+    RANK_TRY(env, begin_session(env, o, &s));
     model m;
     model_init(&m, env->rank, env->world);
     lg_resume_result *r = NULL;

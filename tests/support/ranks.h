@@ -76,8 +76,9 @@ lg_status model_launch(lg_session *s, const model *m, uint64_t step, const lg_la
 lg_status model_targets(lg_load *load, void *m, lg_error *err); /* lg_targets_fn */
 lg_status model_load_state(model *m, lg_checkpoint *c, lg_error *err);
 
-/* A session of this rank on env's store (o's comm and store are set), resumed or
- * fresh. */
+/* A session of this rank on env's store; o's comm and store are set. */
+lg_status begin_session(rank_env *env, lg_session_options o, lg_session **out);
+/* The same, resumed or fresh. */
 lg_status open_session(rank_env *env, lg_session_options o, lg_session **out);
 /* The same in this process alone; NULL: it failed. */
 lg_session *open_alone(const char *path, lg_error *err);
@@ -113,12 +114,12 @@ typedef struct run_spec {
 void root_run(test_root *r, run_spec *spec);
 
 /* A test that runs on a fresh root of each kind (with cmocka.h included). */
-#define ON_EVERY_ROOT(name)                                   \
+#define ON_ROOTS_BELOW(name, end)                             \
     static void name##_on(test_root *root);                   \
     static void name(void **state)                            \
     {                                                         \
         (void)state;                                          \
-        for (int kind = 0; kind < ROOT_KINDS; kind++) {       \
+        for (int kind = 0; kind < (end); kind++) {             \
             test_root root;                                   \
             print_message("# on %s\n", root_kind_name(kind)); \
             root_make(&root, kind);                           \
@@ -127,6 +128,8 @@ void root_run(test_root *r, run_spec *spec);
         }                                                     \
     }                                                         \
     static void name##_on(test_root *root)
+#define ON_EVERY_ROOT(name) ON_ROOTS_BELOW(name, ROOT_KINDS)
+#define ON_ROOTS_WITH_RENAME(name) ON_ROOTS_BELOW(name, ROOT_NO_RENAME)
 
 /* An array of steps and its length, for run_spec. */
 #define STEPS(...) ((const uint64_t[]){__VA_ARGS__}), (sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))

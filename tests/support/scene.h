@@ -5,6 +5,7 @@
 /* What scenes of the protocol are made of: sessions of one rank on a store, and
  * looks at what is in the root. For programs that include cmocka.h before. */
 
+#include "fault_store.h"
 #include "ranks.h"
 
 #include "core/walk.h"
@@ -47,6 +48,25 @@ static inline lg_session *must_resume(lg_store *store, uint32_t keep_last, model
     }
     lg_resume_result_free(r);
     return s;
+}
+
+/* Such a session on a store that can be made to fail. */
+typedef struct faulty {
+    fault_store *f;
+    lg_session *s;
+    model m;
+} faulty;
+
+static inline void faulty_begin(faulty *x, const test_root *root, uint32_t keep_last)
+{
+    x->f = fault_store_new(root->store);
+    x->s = must_resume(fault_store_handle(x->f), keep_last, &x->m);
+}
+
+static inline void faulty_end(faulty *x)
+{
+    lg_session_close(x->s, NULL);
+    fault_store_free(x->f);
 }
 
 static inline lg_status save_step(lg_session *s, model *m, uint64_t step, lg_error *err)
