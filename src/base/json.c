@@ -188,7 +188,7 @@ lg_status lg__json_parse(const char *text, size_t bytes, json_t **out, lg_error 
     return lg__json_parse_piece(text, bytes, 0, 0, out, err);
 }
 
-static const char *type_name(json_type type)
+const char *lg__json_type_name(json_type type)
 {
     switch (type) {
     case JSON_OBJECT:
@@ -210,7 +210,7 @@ static const char *type_name(json_type type)
     return "?";
 }
 
-static bool same_type(const json_t *value, json_type type)
+bool lg__json_is(const json_t *value, json_type type)
 {
     if (type == JSON_TRUE || type == JSON_FALSE) {
         return json_is_boolean(value);
@@ -225,7 +225,8 @@ lg_status lg__json_optional(const json_t *object, const char *key, json_type typ
         *out = NULL;
         return LG_OK;
     }
-    LG__RETURN_IF(!same_type(value, type), err, LG_ERR_FORMAT, "\"%s\" is not %s", key, type_name(type));
+    LG__RETURN_IF(!lg__json_is(value, type), err, LG_ERR_FORMAT, "\"%s\" is not %s", key,
+                  lg__json_type_name(type));
     *out = value;
     return LG_OK;
 }

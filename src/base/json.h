@@ -21,6 +21,12 @@ lg_status lg__json_parse(const char *text, size_t bytes, json_t **out, lg_error 
  * value, `depth` objects and arrays around it. */
 lg_status lg__json_parse_piece(const char *text, size_t bytes, size_t at, size_t depth, json_t **out, lg_error *err);
 
+/* "an object", "an integer", …: of a value's type in messages. */
+const char *lg__json_type_name(json_type type);
+
+/* Is it of that type? JSON_TRUE and JSON_FALSE: a boolean. */
+bool lg__json_is(const json_t *value, json_type type);
+
 /* The member `key` of an object. LG_ERR_FORMAT if it is not there or not of
  * `type`; lg__json_optional gives NULL instead where it is absent or null. The
  * reference is borrowed. */

@@ -659,7 +659,7 @@ static lg_status commit_by_rename(lg_session *s, const attempt *a, const lg__buf
         /* A repeated request may report the failure of the second one. */
         bool other;
         if (!lg__commit_is_ours(s->store, a->final, a->token, &other)) {
-            return st == LG_ERR_NOT_FOUND ? superseded_or(st, s, err) : st;
+            return st;
         }
     }
     *committed = true;
@@ -677,8 +677,7 @@ static lg_status commit_by_create(lg_session *s, const attempt *a, const lg__buf
     if (st != LG_OK) {
         bool other;
         if (!lg__commit_is_ours(s->store, a->folder, a->token, &other)) {
-            const bool changed = st == LG_ERR_EXISTS || st == LG_ERR_NOT_FOUND;
-            return other ? superseded(err) : changed ? superseded_or(st, s, err) : st;
+            return other ? superseded(err) : st;
         }
     }
     *committed = true;
@@ -698,8 +697,8 @@ lg_status lg__commit_coordinate(lg_save *save, const attempt *a, const lg__writt
                                                         : commit_by_create(s, a, &text, committed, err);
     }
     lg__buf_free(&text);
-    if (st == LG_ERR_NOT_FOUND && !*committed) {
-        st = superseded_or(st, s, err); /* the folder is gone */
+    if (!*committed && (st == LG_ERR_NOT_FOUND || st == LG_ERR_EXISTS)) {
+        st = superseded_or(st, s, err);
     }
     if (*committed) {
         s->not_durable = st != LG_OK;

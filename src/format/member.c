@@ -66,20 +66,6 @@ lg_status lg__at_wrap(const lg__at *at, const char *key, lg_error *err)
 
 /* ------------------------------------------------------------------ members */
 
-static const char *type_name(json_type type)
-{
-    switch (type) {
-    case JSON_OBJECT:
-        return "an object";
-    case JSON_ARRAY:
-        return "an array";
-    case JSON_STRING:
-        return "a string";
-    default:
-        return "a boolean";
-    }
-}
-
 lg_status lg__member_get(const json_t *object, const lg__at *at, const char *key, json_type type, const json_t **out,
                          lg_error *err)
 {
@@ -87,8 +73,8 @@ lg_status lg__member_get(const json_t *object, const lg__at *at, const char *key
     if (value == NULL) {
         return lg__at_error(at, key, err, LG_ERR_FORMAT, "missing");
     }
-    if (type == JSON_TRUE ? !json_is_boolean(value) : json_typeof(value) != type) {
-        return lg__at_error(at, key, err, LG_ERR_FORMAT, "not %s", type_name(type));
+    if (!lg__json_is(value, type)) {
+        return lg__at_error(at, key, err, LG_ERR_FORMAT, "not %s", lg__json_type_name(type));
     }
     *out = value;
     return LG_OK;

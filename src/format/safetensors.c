@@ -99,6 +99,15 @@ static lg_status read_unknown(slice text, lg_error *err)
     return LG_OK;
 }
 
+/* A member with its key read; one with escapes is copied into the arena. */
+static lg_status next_member(lg__arena *arena, lg__json_cursor *m, slice *key, slice *value, bool *more, lg_error *err)
+{
+    slice text;
+    LG__TRY(lg__json_next_member(m, &text, value, more, err));
+    return !*more || lg__json_plain_string(text, key) ? LG_OK
+                                                       : lg__json_read_string(arena, text, "a key", false, key, err);
+}
+
 static lg_status read_tensor_info(lg__arena *arena, slice text, lg__st_tensor *t, lg_error *err)
 {
     LG__RETURN_IF(text.n > ENTRY_MAX, err, LG_ERR_LIMIT, "its entry takes %zu bytes; up to %zu are supported", text.n,
@@ -108,14 +117,11 @@ static lg_status read_tensor_info(lg__arena *arena, slice text, lg__st_tensor *t
     size_t n = 0;
     lg__json_cursor m = lg__json_cursor_over("entry", text);
     for (;;) {
-        slice key_text, key, value;
+        slice key, value;
         bool more = false;
-        LG__TRY(lg__json_next_member(&m, &key_text, &value, &more, err));
+        LG__TRY(next_member(arena, &m, &key, &value, &more, err));
         if (!more) {
             break;
-        }
-        if (!lg__json_plain_string(key_text, &key)) {
-            LG__TRY(lg__json_read_string(arena, key_text, "a key", false, &key, err));
         }
         bool *seen = lg__json_piece_is(key, "dtype")          ? &has_dtype
                      : lg__json_piece_is(key, "shape")        ? &has_shape
@@ -455,14 +461,11 @@ static lg_status read_offsets(lg__arena *scratch, lg__arena *arena, slice text, 
     LG__RETURN_IF(t->has_offsets, err, LG_ERR_FORMAT, "it is there twice");
     lg__json_cursor m = lg__json_cursor_over("entry", text);
     for (;;) {
-        slice key_text, key, value;
+        slice key, value;
         bool more = false;
-        LG__TRY(lg__json_next_member(&m, &key_text, &value, &more, err));
+        LG__TRY(next_member(scratch, &m, &key, &value, &more, err));
         if (!more) {
             break;
-        }
-        if (!lg__json_plain_string(key_text, &key)) {
-            LG__TRY(lg__json_read_string(scratch, key_text, "a key", false, &key, err));
         }
         if (!lg__json_piece_is(key, "saved_offsets")) {
             LG__TRY(read_unknown(value, err));
