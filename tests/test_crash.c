@@ -21,6 +21,7 @@
 #include "support/fault_store.h"
 
 #include "base/hash.h"
+#include "core/bulletin.h"
 
 #include <errno.h>
 #include <fnmatch.h>
@@ -631,6 +632,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(k01_a_power_cut_after_an_operation_that_failed_or_lied_loses_nothing),
     };
     setvbuf(stdout, NULL, _IOLBF, 0); /* it takes its time */
+    lg__bulletin_vanished_ms = 50;    /* this store shows renames at once, and each takeover waits it out */
     full = in_full();
     jobs = full ? (uint32_t)number_from("JOBS", 1) : 1;
     seed = number_from("LASTGOOD_SEED", seed) | 1;
