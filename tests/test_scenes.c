@@ -73,8 +73,8 @@ static void crash_everywhere(test_root *root, uint32_t world, fault_how how, con
             saved = saved && env[r].status == LG_OK;
         }
         fault_store_free(f);
-        run_spec again = run_of(1, STEPS(30));
-        root_run(&fresh, &again); /* checks all values against the step */
+        run_spec again = run_of(1, STEPS(20)); /* and comes to the same step once more */
+        root_run(&fresh, &again);              /* checks all values against the step */
         if (saved && again.resumed_from != 20) {
             fail_msg("operation %llu: the save reported success, but step %llu was resumed", (unsigned long long)n,
                      (unsigned long long)again.resumed_from);
@@ -87,6 +87,7 @@ static void crash_everywhere(test_root *root, uint32_t world, fault_how how, con
         /* and what the crash left is gone */
         assert_int_equal(count_kind(fresh.store, LG__ROOT_PARTIAL), 0);
         assert_int_equal(count_kind(fresh.store, LG__ROOT_TRASH), 0);
+        assert_int_equal(resume_finds(&fresh), 20);
         kept_old += again.resumed_from == 10;
         took_new += again.resumed_from == 20;
         points += died;
