@@ -283,9 +283,9 @@ static void k04_a_power_cut_at_any_moment_of_background_saves_loses_nothing_that
 
 typedef struct intruder {
     scene *s;
-    uint64_t at;  /* operations until then */
-    bool instead; /* of a lie: the operation does not take place */
-    bool ready;   /* the session that is to be disturbed has resumed */
+    uint64_t at;       /* operations until then */
+    bool instead;      /* of a lie: the operation does not take place */
+    atomic_bool ready; /* the session that is to be disturbed has resumed */
     bool done;
     uint64_t resumed_from;
     pthread_mutex_t lock;
