@@ -531,7 +531,7 @@ static void k01_k03_a_power_cut_after_a_kill_at_any_operation_loses_nothing(void
     scene sweep = {.name = "killed twice, swept", .run = swept, .keep_last = 1};
     for (int no_rename = 0; no_rename < 2; no_rename++) {
         prove_sweep(commit, 1, no_rename, 22, 40, 1);
-        prove_sweep(sweep, 1, no_rename, 1, 30, 5);
+        prove_sweep(sweep, 1, no_rename, 1, 45, 4);
         if (full) {
             prove_sweep(launch, 1, no_rename, 0, 0, 1);
             prove_sweep(commit, 2, no_rename, 0, 0, 1);
