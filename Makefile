@@ -87,7 +87,7 @@ setup-proof:
 	@tools/setup proof
 
 fuzz: setup-proof build
-	@BUILD=$(BUILD) JOBS=$(JOBS) tools/fuzz --seconds $(SECONDS)
+	@BUILD=$(BUILD) JOBS=$(JOBS) tools/fuzz --seconds $(SECONDS) $(if $(AFL),--afl)
 
 coverage: setup-proof
 	@BUILD=$(BUILD) JOBS=$(JOBS) tools/coverage

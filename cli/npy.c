@@ -72,6 +72,11 @@ static int write_head(npy *f, const char *descr, uint32_t ndim, const uint64_t *
     return exit_status;
 }
 
+static int exists_already(npy *f)
+{
+    return report_as(f->c, LG_ERR_EXISTS, "--force replaces it", "%s exists already", f->path);
+}
+
 static int open_temporary(npy *f)
 {
     struct stat st;
@@ -80,7 +85,7 @@ static int open_temporary(npy *f)
             return report_trouble(f->c, NULL, "%s is a folder", f->path);
         }
         if (!f->force) {
-            return report_as(f->c, LG_ERR_EXISTS, "--force replaces it", "%s exists already", f->path);
+            return exists_already(f);
         }
     }
     f->temporary = need_format("%s.XXXXXX.tmp", f->path);
@@ -130,17 +135,36 @@ int npy_begin(cli *c, const char *path, bool force, const char *descr, uint32_t 
 
 int npy_write(npy *f, const void *data, size_t bytes) { return write_all(f, data, bytes); }
 
+/* Renaming without replacing, and linking, refuse what came meanwhile; not every
+ * file system has one of them. */
+static bool renamed(npy *f, bool *linked)
+{
+    struct stat st;
+    *linked = false;
+    if (!f->force) {
+        if (renameat2(AT_FDCWD, f->temporary, AT_FDCWD, f->path, RENAME_NOREPLACE) == 0) {
+            return true;
+        }
+        *linked = errno != EEXIST && link(f->temporary, f->path) == 0;
+        if (*linked || errno == EEXIST) {
+            return *linked;
+        }
+        if (lstat(f->path, &st) == 0) {
+            errno = EEXIST;
+            return false;
+        }
+    }
+    return rename(f->temporary, f->path) == 0;
+}
+
 static int appear(npy *f)
 {
-    /* link refuses to replace, rename does not; not every file system links. */
-    if (!f->force && link(f->temporary, f->path) == 0) {
-        return -1;
+    bool linked;
+    if (!renamed(f, &linked)) {
+        return errno == EEXIST ? exists_already(f) : trouble(f, "rename");
     }
-    if (!f->force && errno == EEXIST) {
-        return report_as(f->c, LG_ERR_EXISTS, "--force replaces it", "%s exists already", f->path);
-    }
-    if (rename(f->temporary, f->path) != 0) {
-        return trouble(f, "rename");
+    if (linked) {
+        return -1; /* the other name goes with npy_drop */
     }
     free(f->temporary);
     f->temporary = NULL;

@@ -346,7 +346,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         lg_checkpoint *c = NULL;
         FUZZ_CHECK(lg_checkpoint_open(ROOT, &c, NULL) == LG_ERR_EMPTY, "a refused save left a checkpoint");
     }
-    lg_memory_store_drop(ROOT + 4);
+    lg_memory_store_drop(&ROOT[4]);
     for (size_t i = 0; i < s->n; i++) {
         free(s->t[i].packed);
         free(s->t[i].memory);

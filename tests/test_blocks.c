@@ -14,6 +14,8 @@
  * For root, with FUSE and loop devices; elsewhere it skips. LASTGOOD_SEED chooses
  * what is sampled. */
 
+#include "io/choice.h"
+#include "io/uring.h"
 #include "store/posix.h"
 #include "support/block_disk.h"
 #include "support/crash_proof.h"
@@ -71,6 +73,8 @@ typedef struct scene {
     bool no_rename;
     uint64_t nth;         /* the change at which something comes in between */
     int (*fsync)(int fd); /* in the place of fsync; NULL: the real one */
+    lg__io_engine engine; /* what moves the data, and whether past the page cache */
+    lg__io_direct direct;
 } scene;
 
 static void tell(uint32_t mark, uint64_t value, uint64_t session)
@@ -109,7 +113,7 @@ static void saves(const scene *s, lg_store *store, const char *uri)
 typedef struct intruder {
     const scene *s;
     lg_store *store;
-    bool ready;
+    atomic_bool ready;
     atomic_uint_least64_t seen;
 } intruder;
 
@@ -204,8 +208,11 @@ static void run_scene(const scene *s)
     if (store == NULL) {
         _exit(1);
     }
+    if (s->engine != LG__IO_AUTO) {
+        lg__io_set(s->engine, s->direct);
+    }
     if (s->fsync != NULL) {
-        setenv("LASTGOOD_IO", "blocking", 1);
+        lg__io_set(LG__IO_BLOCKING, LG__DIRECT_AUTO);
         lg__posix.fsync = s->fsync;
     }
     s->run(s, store, uri);
@@ -484,6 +491,25 @@ static const scene scenes[] = {
      .nth = 26,
      .how = LAUNCH_AND_WAIT},
     {.name = "rollback", .run = rolled_back, .world = 2},
+    /* In full only. What is this small would use no engine. */
+    {.name = "background saves of 2 ranks through io_uring past the page cache",
+     .run = saves,
+     .world = 2,
+     .how = LAUNCH_ON,
+     .engine = LG__IO_URING,
+     .direct = LG__DIRECT_ON},
+    {.name = "background saves of 2 ranks through io_uring",
+     .run = saves,
+     .world = 2,
+     .how = LAUNCH_ON,
+     .engine = LG__IO_URING,
+     .direct = LG__DIRECT_OFF},
+    {.name = "background saves of 2 ranks by threads past the page cache",
+     .run = saves,
+     .world = 2,
+     .how = LAUNCH_ON,
+     .engine = LG__IO_THREADS,
+     .direct = LG__DIRECT_ON},
 };
 
 static void skip_unless_possible(const filesystem *fs)
@@ -509,6 +535,10 @@ static void loses_nothing_on(const filesystem *fs)
         /* the short form: another pair on each file system */
         const size_t which = full ? i : (2 * (size_t)(fs == &xfs ? 1 : fs == &btrfs ? 2 : 0) + i);
         char why[1024];
+        if (scenes[which].engine == LG__IO_URING && !lg__uring_works()) {
+            print_message("# %s, left out: %s: io_uring does not work here\n", fs->name, scenes[which].name);
+            continue;
+        }
         prove_scene(fs, &scenes[which], budget_ms / 3 / n, why);
         if (why[0] != '\0') {
             fail_msg("%s", why);

@@ -204,6 +204,28 @@ static void k03_removal_never_leaves_the_root_and_never_fails_the_trainer(void *
     root_drop(&other);
 }
 
+static void k18_f296_removing_one_leaves_those_whose_names_begin_alike(void **state)
+{
+    (void)state;
+    test_root root;
+    lg_error err = LG_ERROR_INIT;
+    char where[320], folders[16][64];
+    make_run(&root, ROOT_POSIX, STEPS(7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7));
+    snprintf(where, sizeof where, "%s@g1.1", root.path); /* 1.10 and 1.11 are there too */
+    OK(lg_remove(where, &err));
+    assert_int_equal(root_folders(&root, folders, 16), 10);
+    for (size_t i = 0; i < 10; i++) {
+        char want[64];
+        snprintf(want, sizeof want, "step-000000000007.g1.%zu", i + 2);
+        assert_string_equal(folders[i], want);
+    }
+    snprintf(where, sizeof where, "%s@7", root.path);
+    OK(lg_remove(where, &err)); /* the newest of that step */
+    assert_int_equal(root_folders(&root, folders, 16), 9);
+    assert_string_equal(folders[8], "step-000000000007.g1.10");
+    root_drop(&root);
+}
+
 static void discarded_checkpoints_go_only_when_enough_good_ones_are_newer(void **state)
 {
     (void)state;
@@ -229,6 +251,7 @@ int main(void)
         cmocka_unit_test(k03_prune_trusts_only_what_it_verified),
         cmocka_unit_test(k03_order_is_by_generation_whatever_times_and_names_say),
         cmocka_unit_test(k03_removal_never_leaves_the_root_and_never_fails_the_trainer),
+        cmocka_unit_test(k18_f296_removing_one_leaves_those_whose_names_begin_alike),
         cmocka_unit_test(discarded_checkpoints_go_only_when_enough_good_ones_are_newer),
     };
     return cmocka_run_group_tests_name("retention", tests, NULL, NULL);

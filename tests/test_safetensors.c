@@ -419,6 +419,13 @@ static void one_byte_too_many_is_refused(void **state)
     refuse("{\"a\":{\"dtype\":\"F32\",\"shape\":[4],\"data_offsets\":[0,15]}}", 15, LG_ERR_FORMAT, "15 bytes of data");
 }
 
+/* Two good files, one behind the other. */
+static void joined_files_are_refused_with_the_guess(void **state)
+{
+    (void)state;
+    refuse("{\"a\":" INFO "}", 8 + 8 + sizeof("{\"a\":" INFO "}") - 1 + 8, LG_ERR_FORMAT, "(were files joined?)");
+}
+
 static void files_of_another_kind_are_told_by_name(void **state)
 {
     (void)state;
@@ -866,6 +873,7 @@ int main(void)
         TEST(limits_of_our_own_are_named),
         NAMED("K13: a cut file says what it has and needs", a_cut_file_says_what_it_has_and_needs),
         NAMED("K13: one byte too many is refused", one_byte_too_many_is_refused),
+        NAMED("K14 F256: joined files are refused with the guess", joined_files_are_refused_with_the_guess),
         NAMED("K13: files of another kind are told by name", files_of_another_kind_are_told_by_name),
         TEST(a_real_file_whose_length_looks_like_magic_still_opens),
         NAMED("K13: a header over the cap is refused before it is read",

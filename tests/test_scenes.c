@@ -8,6 +8,7 @@
 #include "support/ranks.h"
 
 #include "base/buf.h"
+#include "core/sweep.h"
 #include "core/walk.h"
 
 #include <errno.h>
@@ -73,8 +74,8 @@ static void crash_everywhere(test_root *root, uint32_t world, fault_how how, con
             saved = saved && env[r].status == LG_OK;
         }
         fault_store_free(f);
-        run_spec again = run_of(1, STEPS(30));
-        root_run(&fresh, &again); /* checks all values against the step */
+        run_spec again = run_of(1, STEPS(20)); /* and comes to the same step once more */
+        root_run(&fresh, &again);              /* checks all values against the step */
         if (saved && again.resumed_from != 20) {
             fail_msg("operation %llu: the save reported success, but step %llu was resumed", (unsigned long long)n,
                      (unsigned long long)again.resumed_from);
@@ -87,6 +88,7 @@ static void crash_everywhere(test_root *root, uint32_t world, fault_how how, con
         /* and what the crash left is gone */
         assert_int_equal(count_kind(fresh.store, LG__ROOT_PARTIAL), 0);
         assert_int_equal(count_kind(fresh.store, LG__ROOT_TRASH), 0);
+        assert_int_equal(resume_finds(&fresh), 20);
         kept_old += again.resumed_from == 10;
         took_new += again.resumed_from == 20;
         points += died;
@@ -384,6 +386,53 @@ static void a_sweep_killed_half_way_is_finished_by_the_next(void **state)
     assert_int_equal(again.resumed_from, 1);
     assert_int_equal(count_kind(root.store, LG__ROOT_PARTIAL), 0);
     root_drop(&root);
+}
+
+/* A process that dies right after it has renamed a checkpoint to trash leaves a
+ * name that a cut of the power may take back. Whoever empties it makes it durable
+ * before. */
+static void k03_trash_has_its_name_for_good_before_it_is_emptied(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < ROOT_NO_RENAME; kind++) {
+        for (int by_session = 0; by_session < 2; by_session++) {
+            test_root root;
+            root_make(&root, kind);
+            lg_error err = LG_ERROR_INIT;
+            faulty x;
+            faulty_begin(&x, &root, 1);
+            assert_int_equal(save_step(x.s, &x.m, 1, &err), LG_OK);
+            fault_store_arm(x.f, (fault_plan){.kinds = FAULT_BIT(FAULT_RENAME_DIR),
+                                            .path = ".trash-",
+                                            .how = FAULT_DIE_AFTER,
+                                            .os_errno = EIO});
+            assert_int_equal(save_step(x.s, &x.m, 2, &err), LG_OK);
+            assert_int_equal(fault_store_fired(x.f) > 0, 1);
+            faulty_end(&x);
+            assert_int_equal(count_kind(root.store, LG__ROOT_TRASH), 1);
+
+            fault_store *f = fault_store_new(root.store);
+            if (by_session) {
+                lg_session_close(must_resume(fault_store_handle(f), 1, &x.m), NULL);
+            } else {
+                assert_int_equal(lg__sweep_root(fault_store_handle(f), 1, false, NULL, NULL, &err), LG_OK);
+            }
+            size_t n, synced = 0;
+            const fault_event *log = fault_store_log(f, &n);
+            for (size_t i = 0; i < n; i++) {
+                synced += log[i].op == FAULT_SYNC_DIR && log[i].path[0] == '\0';
+                if (log[i].op == FAULT_REMOVE_FILE && strncmp(log[i].path, ".trash-", 7) == 0) {
+                    assert_true(synced > 0);
+                    synced += n; /* there was something to empty */
+                }
+            }
+            assert_true(synced > n);
+            fault_store_free(f);
+            assert_int_equal(count_kind(root.store, LG__ROOT_TRASH), 0);
+            assert_int_equal(resume_finds(&root), 2);
+            root_drop(&root);
+        }
+    }
 }
 
 ON_ROOTS_WITH_RENAME(rollback_is_recorded_survives_a_kill_and_can_be_rolled_back)
@@ -815,6 +864,7 @@ int main(void)
         cmocka_unit_test(k01_k06_a_full_disk_on_one_rank_is_reported_on_all_and_a_retry_works),
         cmocka_unit_test(k03_retention_killed_half_way_is_finished_by_the_next_session),
         cmocka_unit_test(a_sweep_killed_half_way_is_finished_by_the_next),
+        cmocka_unit_test(k03_trash_has_its_name_for_good_before_it_is_emptied),
         cmocka_unit_test(rollback_is_recorded_survives_a_kill_and_can_be_rolled_back),
         cmocka_unit_test(a_rollback_record_that_cannot_be_read_stops_resume),
         cmocka_unit_test(k01_sums_and_shards_swapped_between_ranks_and_steps_are_found),

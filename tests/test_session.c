@@ -41,6 +41,29 @@ ON_EVERY_ROOT(k08_a_run_resumes_on_any_number_of_ranks)
     }
 }
 
+/* Serial numbers, epochs and steps of one and of more digits: no order of strings
+ * is that of numbers. */
+ON_EVERY_ROOT(k02_f022_f023_f025_the_newest_is_the_newest_by_numbers)
+{
+    uint64_t last = 0;
+    for (uint64_t session = 1; session <= 11; session++) {
+        uint64_t steps[11];
+        for (uint64_t i = 0; i < 11; i++) {
+            steps[i] = last += i == 9 ? 999 : 1; /* 9 to 10 and 99 to 1000, among others */
+        }
+        run_spec s = spec_of(1, steps, session == 2 || session == 10 ? 11 : 1);
+        last = s.steps[s.n_steps - 1];
+        root_run(root, &s);
+        run_spec look = spec_of(2, NULL, 0);
+        root_run(root, &look);
+        assert_int_equal(look.resumed_from, last);
+        assert_int_equal(look.skipped, 0);
+    }
+    char folders[64][64];
+    const size_t n = root_folders(root, folders, 64);
+    assert_non_null(strstr(folders[n - 1], "g21.1")); /* two sessions each */
+}
+
 /* ------------------------------------------------------------ falling back */
 
 typedef struct damage_case {

@@ -235,6 +235,40 @@ static void k11_k12_k13_bad_tensors_are_refused_before_anything_is_written(void 
     assert_non_null(strstr(err.message, "\"same\""));
 }
 
+/* Names of tensors that would be paths, or too long for one. */
+static void k19_f310_names_of_tensors_name_no_files(void **state)
+{
+    (void)state;
+    static char longest[LG_MAX_NAME + 1];
+    memset(longest, 'n', LG_MAX_NAME);
+    const char *const names[] = {"a/b", "..",  "../../a",           "/a",   ".", "a\\b", "C:\\x",
+                                 "con", "a b", "\xc3\xa4/\xc3\xb6", longest};
+    enum { N = sizeof names / sizeof *names };
+    lg_tensor t[N];
+    uint8_t x[N];
+    static const uint64_t one[1] = {1};
+    for (size_t i = 0; i < N; i++) {
+        x[i] = (uint8_t)(i + 1);
+        t[i] = (lg_tensor)LG_TENSOR_INIT;
+        t[i].name = names[i], t[i].dtype = LG_U8, t[i].ndim = 1, t[i].shape = one, t[i].data = &x[i];
+    }
+    lg_error err = LG_ERROR_INIT;
+    OK(lg_write("runs", 1, t, N, &err));
+    /* One rank with tensors of one group makes these files, whatever the names are, and no others. */
+    assert_int_equal(system("test \"$(find . -type f ! -name '.owner-*' | LC_ALL=C sort | tr '\\n' ' ')\" = "
+                            "\"./runs/step-000000000001.g1.1/lastgood.json "
+                            "./runs/step-000000000001.g1.1/rank-00001.sums "
+                            "./runs/step-000000000001.g1.1/shard-00001-model-00001-of-00001.safetensors \""),
+                     0);
+    for (size_t i = 0; i < N; i++) {
+        uint8_t got = 0;
+        lg_target target = LG_TARGET_INIT;
+        target.name = names[i], target.dtype = LG_U8, target.ndim = 1, target.shape = one, target.data = &got;
+        OK(lg_read("runs", &target, 1, NULL, &err));
+        assert_int_equal(got, i + 1);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -242,6 +276,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(what_is_not_there_is_said_in_a_sentence, enter, leave),
         cmocka_unit_test_setup_teardown(k19_k22_what_a_person_must_look_at_is_never_passed_over, enter, leave),
         cmocka_unit_test_setup_teardown(k22_missing_tensors_other_dtypes_and_other_shapes_are_told_apart, enter, leave),
+        cmocka_unit_test_setup_teardown(k19_f310_names_of_tensors_name_no_files, enter, leave),
         cmocka_unit_test_setup_teardown(k11_k12_k13_bad_tensors_are_refused_before_anything_is_written, enter, leave),
     };
     return cmocka_run_group_tests_name("simple", tests, NULL, NULL);

@@ -60,7 +60,9 @@ def errors(rank, root):
 
     def bad_init():
         if rank == 1:
-            raise ValueError("no seed")
+            error = ValueError("no seed")
+            error.held = threading.Lock()  # F101: what cannot be pickled
+            raise error
 
     with Checkpointer(root, every=1, timeout=60) as ckpt:
         assert ckpt.ranks.world == 2

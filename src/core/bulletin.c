@@ -13,9 +13,10 @@
 
 #define KEY_BYTES 64
 #define NOTE_MAX (LG_ERROR_MESSAGE_MAX + 256)
-#define VANISHED_MS UINT64_C(1000) /* a wrong guess is put right by the next exchange */
 #define LATE_SHOWN 8
 #define HEAD_BYTES 1024
+
+uint64_t lg__bulletin_vanished_ms = 1000;
 
 /* -------------------------------------------------------------------- notes
  *
@@ -477,7 +478,7 @@ lg_status lg__bulletin_watch(const lg__bulletin *b, uint64_t deadline_ms, lg_err
         }
         const uint64_t now = lg__now_ms();
         gone_since = !gone ? 0 : gone_since == 0 ? now : gone_since;
-        if (gone && now - gone_since >= VANISHED_MS) {
+        if (gone && now - gone_since >= lg__bulletin_vanished_ms) {
             return lg__commit_vanished(LG_ERR_NOT_FOUND, b->attempt, err);
         }
         if (now - began >= deadline_ms) {

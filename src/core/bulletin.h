@@ -33,6 +33,11 @@ lg_status lg__bulletin_collect(const lg__bulletin *b, uint64_t deadline_ms, lg__
  * only the cause needs telling; false: that could not be written. */
 bool lg__bulletin_announce(const lg__bulletin *b, lg_status result, const lg_error *cause);
 
+/* For so long a folder must be gone before one of the others takes that for its
+ * end: network file systems show a renamed one late. A wrong guess is put right
+ * by the next exchange. Tests of many takeovers shorten it, before any thread. */
+extern uint64_t lg__bulletin_vanished_ms;
+
 /* On the others: waits for the result. */
 lg_status lg__bulletin_watch(const lg__bulletin *b, uint64_t deadline_ms, lg_error *err);
 

@@ -51,6 +51,18 @@ static lg_status remove_one(lg_store *store, const lg__root_item *item, uint64_t
     return lg__folder_remove(store, item->name, err);
 }
 
+/* Who renamed a checkpoint to trash may have died before that was durable: else
+ * a cut of the power could bring the old name back, with what is left in it. */
+static lg_status settle_trash(lg_store *store, const lg__walk *w, lg_error *err)
+{
+    for (size_t i = 0; i < w->n_others; i++) {
+        if (w->others[i].parsed.kind == LG__ROOT_TRASH) {
+            return lg__store_sync_dir(store, "", err);
+        }
+    }
+    return LG_OK;
+}
+
 lg_status lg__sweep_root(lg_store *store, uint64_t epoch, bool dry_run,
                          void (*fn)(const char *name, uint64_t bytes, void *arg), void *arg, lg_error *err)
 {
@@ -62,7 +74,11 @@ lg_status lg__sweep_root(lg_store *store, uint64_t epoch, bool dry_run,
         first = lg_error_set(&trouble, LG_ERR_VERSION,
                              "the root holds a checkpoint of a newer version of lastgood: nothing is removed");
     }
-    for (size_t i = 0; !w->unreadable_newer && i < w->n_others; i++) {
+    if (first == LG_OK && !dry_run) {
+        first = settle_trash(store, w, &trouble);
+    }
+    const bool go = first == LG_OK;
+    for (size_t i = 0; go && i < w->n_others; i++) {
         const lg__root_item *item = &w->others[i];
         if (!may_go(store, w, item, epoch)) {
             continue;

@@ -2,6 +2,10 @@
 #include <lastgood/lastgood.h>
 #include <string.h>
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "elements are copied to little-endian files as they lie in memory"
+#endif
+
 /* The one table behind every name and width. */
 static const struct {
     const char *name;

@@ -74,7 +74,9 @@ static void play(rank_env *env)
         st = save_one(s, a, &m, step, last, &env->err);
         if (st == LG_OK && (last || a->how != LAUNCH_ON)) {
             say(a, DONE, step);
-            a->saved[i] = env->rank == 0 ? true : a->saved[i];
+            if (env->rank == 0) {
+                a->saved[i] = true;
+            }
         } else if (st != LG_OK && env->rank == 0 && !a->dies && is_over(st)) {
             say(a, FAILED, step);
         }

@@ -16,6 +16,7 @@
 
 #include "crash_disk.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #define NONE UINT64_MAX
@@ -43,8 +44,8 @@ typedef struct actor {
     uint32_t keep_last;
     enum { COMMIT, LAUNCH_AND_WAIT, LAUNCH_ON } how;
     bool may_fail;
-    bool dies;   /* what it says of its own failures is not heard */
-    bool *ready; /* set before its first save; may be NULL */
+    bool dies;          /* what it says of its own failures is not heard */
+    atomic_bool *ready; /* set before its first save; may be NULL */
     /* out */
     uint64_t resumed_from;
     size_t skipped;
