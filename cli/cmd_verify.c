@@ -133,6 +133,16 @@ static const char *result_name(int exit_status)
     return exit_status == CLI_YES ? "good" : exit_status == CLI_NO ? "damaged" : "trouble";
 }
 
+static bool all_conflicts(const problems *p)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        if (p->all[i].status != LG_ERR_CONFLICT) {
+            return false;
+        }
+    }
+    return p->n > 0;
+}
+
 static void tell(cli *c, const subject *s, const problems *p, const lg_verify_result *read, int exit_status)
 {
     lg_verify_result listed = listed_only(s, *read), *r = &listed;
@@ -160,8 +170,10 @@ static void tell(cli *c, const subject *s, const problems *p, const lg_verify_re
     char files[COUNT_TEXT], size[SIZE_TEXT], count[COUNT_TEXT];
     text_style style = exit_status == CLI_YES ? STYLE_GOOD : STYLE_BAD;
     print_subject(s);
-    printf(": %s%s%s", style_begin(c, style), exit_status == CLI_TROUBLE ? trouble_words(p) : result_name(exit_status),
-           style_end(c, style));
+    const char *words = exit_status == CLI_TROUBLE ? trouble_words(p)
+                        : all_conflicts(p)         ? status_words(LG_ERR_CONFLICT)
+                                                   : result_name(exit_status);
+    printf(": %s%s%s", style_begin(c, style), words, style_end(c, style));
     if (p->n > 0) {
         printf(", %s", count_text(p->n, "problem", "problems", count));
     }
@@ -199,11 +211,18 @@ static int tell_manifest(cli *c, const subject *s, lg_status status, const char 
     return exit_status;
 }
 
-static int verify_open(cli *c, lg_checkpoint *k, const subject *s)
+/* `conflict`: with which other it is at odds, though both may be whole; NULL: none. */
+static int verify_open(cli *c, lg_checkpoint *k, const subject *s, const char *conflict)
 {
     uint64_t threads = 0;
     cli_number(c, "threads", 1, 16, &threads);
     problems p = {0};
+    if (conflict != NULL) {
+        lg_problem one = {.status = LG_ERR_CONFLICT};
+        snprintf(one.file, sizeof one.file, "lastgood.json");
+        snprintf(one.message, sizeof one.message, "%s", conflict);
+        take_problem(&one, &p);
+    }
     lg_verify_options o = LG_VERIFY_OPTIONS_INIT;
     o.threads = (uint32_t)threads;
     o.progress = progress_update;
@@ -223,7 +242,7 @@ static int verify_open(cli *c, lg_checkpoint *k, const subject *s)
     for (size_t i = 0; i < p.n; i++) {
         exit_status = worse(exit_status, exit_of_problem(&p.all[i]));
     }
-    if (status != LG_OK && p.n == 0) {
+    if (status != LG_OK && p.n == (conflict != NULL)) {
         report_error(c, &err, NULL);
         exit_status = CLI_TROUBLE;
     }
@@ -257,7 +276,7 @@ static int verify_entry(cli *c, const place *p, const lg_entry *e)
     if (lg_checkpoint_open(where, &k, &err) != LG_OK) {
         exit_status = tell_manifest(c, &s, err.status, e->reason[0] != '\0' ? e->reason : err.message);
     } else {
-        exit_status = verify_open(c, k, &s);
+        exit_status = verify_open(c, k, &s, e->status == LG_ERR_CONFLICT ? e->reason : NULL);
     }
     lg_checkpoint_close(k);
     free(where);
@@ -272,7 +291,7 @@ static int verify_root(cli *c, const place *p)
         return report_error(c, &err, NULL);
     }
     int exit_status = CLI_YES;
-    size_t n = 0, damaged = 0, unknown = 0;
+    size_t n = 0, damaged = 0, conflicts = 0, unknown = 0;
     for (size_t i = 0; i < l->n; i++) {
         const lg_entry *e = &l->entries[i];
         if (cli_has(c, "newest") && !e->newest) {
@@ -280,7 +299,9 @@ static int verify_root(cli *c, const place *p)
         }
         n += e->kind == LG_ENTRY_COMMITTED;
         int one = verify_entry(c, p, e);
-        damaged += one == CLI_NO;
+        const bool conflict = e->status == LG_ERR_CONFLICT;
+        damaged += one == CLI_NO && !conflict;
+        conflicts += one == CLI_NO && conflict;
         unknown += one == CLI_TROUBLE;
         exit_status = worse(exit_status, one);
     }
@@ -293,12 +314,15 @@ static int verify_root(cli *c, const place *p)
     if (n > 1 && !c->json && !c->quiet) {
         char count[COUNT_TEXT];
         count_text(n, "checkpoint", "checkpoints", count);
-        if (damaged + unknown == 0) {
+        if (damaged + conflicts + unknown == 0) {
             printf("%s: %sall good%s\n", count, style_begin(c, STYLE_GOOD), style_end(c, STYLE_GOOD));
         } else {
             printf("%s: %s", count, style_begin(c, STYLE_BAD));
             if (damaged > 0) {
-                printf("%zu damaged%s", damaged, unknown > 0 ? ", " : "");
+                printf("%zu damaged%s", damaged, conflicts + unknown > 0 ? ", " : "");
+            }
+            if (conflicts > 0) {
+                printf("%zu in conflict%s", conflicts, unknown > 0 ? ", " : "");
             }
             if (unknown > 0) {
                 printf("%zu could not be verified", unknown);
@@ -350,7 +374,7 @@ static int verify_one(cli *c, const place *p)
         char *path = p->kind == PLACE_FOLDER ? need_strdup(p->path) : need_format("%s/%s", p->root, folder);
         subject s = {
             .folder = folder, .path = path, .has_step = true, .step = info.step, .generation = info.generation};
-        exit_status = verify_open(c, k, &s);
+        exit_status = verify_open(c, k, &s, NULL); /* who names one knows which one */
         free(path);
     }
     lg_checkpoint_close(k);

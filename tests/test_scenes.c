@@ -502,6 +502,16 @@ static void a_rollback_record_that_cannot_be_read_stops_resume(void **state)
     lg_session_close(session, NULL);
     assert_int_equal(lg_rollback(where, "", &g, &err), LG_OK); /* a new record helps */
     assert_int_equal(resume_finds(&root), 1);
+    /* A whole record under the name of a later one. */
+    char command[700];
+    snprintf(command, sizeof command, "cd '%s' && cp rollback-%llu.%llu.json rollback-%llu.9.json", root.path,
+             (unsigned long long)g.epoch, (unsigned long long)g.serial, (unsigned long long)g.epoch + 9);
+    assert_int_equal(system(command), 0);
+    session = open_on(root.store, 0, &err);
+    assert_non_null(session);
+    assert_int_equal(lg_resume(session, NULL, model_targets, &m, &r, &err), LG_ERR_FORMAT);
+    assert_non_null(strstr(err.message, "it is the record of another generation"));
+    lg_session_close(session, NULL);
     root_drop(&root);
 }
 

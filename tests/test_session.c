@@ -190,6 +190,31 @@ ON_EVERY_ROOT(strict_resume_refuses_a_damaged_newest)
     lg_session_close(session, NULL);
 }
 
+static lg_status no_words(lg_load *load, void *arg, lg_error *err)
+{
+    (void)load, (void)arg, (void)err;
+    return LG_ERR_CANCELLED;
+}
+
+ON_EVERY_ROOT(a_resume_that_cannot_be_says_why)
+{
+    run_spec s = spec_of(1, STEPS(1));
+    root_run(root, &s);
+    lg_session *session = open_to_read(root->store);
+    lg_error err = LG_ERROR_INIT;
+    model m;
+    model_init(&m, 0, 1);
+    lg_resume_options ro = LG_RESUME_OPTIONS_INIT;
+    uint64_t step = 99;
+    ro.step = &step;
+    lg_resume_result *r = NULL;
+    assert_int_equal(lg_resume(session, &ro, model_targets, &m, &r, &err), LG_ERR_NOT_FOUND);
+    assert_non_null(strstr(err.message, "no checkpoint of step 99"));
+    assert_int_equal(lg_resume(session, NULL, no_words, NULL, &r, &err), LG_ERR_CANCELLED);
+    assert_non_null(strstr(err.message, "the targets callback returned LG_ERR_CANCELLED"));
+    lg_session_close(session, NULL);
+}
+
 /* -------------------------------------------------------------- retention */
 
 static void expect_steps(test_root *root, const uint64_t *steps, size_t n)
@@ -398,6 +423,44 @@ static void save_one_odd_rank(rank_env *env)
     lg_layout_free(layout);
     env->status = lg_save_commit(save, NULL, &env->err);
     lg_session_close(s, NULL);
+}
+
+static void open_as_odd_rank(rank_env *env)
+{
+    const char *what = env->arg;
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.comm = env->comm;
+    o.store = env->store;
+    o.deadline_ms = 10000;
+    if (env->rank == 1) {
+        o.block_bytes = strcmp(what, "block") == 0 ? 8192 : strcmp(what, "bad block") == 0 ? 5000 : o.block_bytes;
+        o.flags |= strcmp(what, "flags") == 0 ? LG_SESSION_NEW_RUN : 0;
+    }
+    lg_session *s = NULL;
+    env->status = lg_session_open("root", &o, &s, &env->err);
+    lg_session_close(s, NULL);
+}
+
+ON_EVERY_ROOT(k05_k06_ranks_that_open_in_different_ways_are_named_on_all_ranks)
+{
+    static const struct {
+        const char *what;
+        lg_status status;
+        const char *says;
+    } cases[] = {
+        {"block", LG_ERR_CONFLICT, "rank 1 opened the session with other options than rank 0"},
+        {"flags", LG_ERR_CONFLICT, "rank 1 opened the session with other options than rank 0"},
+        {"bad block", LG_ERR_INVALID, "block_bytes"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rank_env env[3];
+        run_ranks(3, root->store, open_as_odd_rank, (void *)(uintptr_t)cases[i].what, env);
+        for (int r = 0; r < 3; r++) {
+            print_message("#   %s, rank %d: %s\n", cases[i].what, r, env[r].err.message);
+            assert_int_equal(env[r].status, cases[i].status);
+            assert_non_null(strstr(env[r].err.message, cases[i].says));
+        }
+    }
 }
 
 ON_EVERY_ROOT(k05_k06_ranks_that_contradict_each_other_are_named_on_all_ranks)
@@ -816,9 +879,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_empty_root_is_a_fresh_start),
         cmocka_unit_test(k08_a_run_resumes_on_any_number_of_ranks),
+        cmocka_unit_test(k02_f022_f023_f025_the_newest_is_the_newest_by_numbers),
         cmocka_unit_test(k01_k02_resume_falls_back_past_damage_and_goes_on_without_a_name_clash),
         cmocka_unit_test(a_root_with_only_damaged_checkpoints_is_no_fresh_start),
         cmocka_unit_test(strict_resume_refuses_a_damaged_newest),
+        cmocka_unit_test(a_resume_that_cannot_be_says_why),
         cmocka_unit_test(k03_retention_keeps_the_last_ones_and_every_kth_step),
         cmocka_unit_test(k03_retention_of_one_keeps_the_last_good_one),
         cmocka_unit_test(k03_damaged_ones_do_not_count_towards_what_is_kept),
@@ -828,6 +893,7 @@ int main(void)
         cmocka_unit_test(a_session_that_did_not_resume_may_not_save_beside_another_run),
         cmocka_unit_test(a_session_taken_over_fails_its_next_save_and_all_after_it),
         cmocka_unit_test(k05_k06_ranks_that_contradict_each_other_are_named_on_all_ranks),
+        cmocka_unit_test(k05_k06_ranks_that_open_in_different_ways_are_named_on_all_ranks),
         cmocka_unit_test(k06_an_error_while_describing_a_save_reaches_all_ranks_through_the_commit),
         cmocka_unit_test(k06_a_trouble_of_the_caller_s_own_reaches_all_ranks_through_the_commit),
         cmocka_unit_test(an_unverified_resume_is_recorded_in_the_next_checkpoint),

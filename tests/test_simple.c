@@ -93,6 +93,9 @@ static void every_way_to_name_a_checkpoint_works(void **state)
     assert_int_equal(rename("runs/step-000000000010.g1.1", "my copy@home"), 0);
     expect("my copy@home", 10);
     expect("runs", 20);
+    lg_error err = LG_ERROR_INIT;
+    assert_int_equal(lg_rollback("my copy@home", "", NULL, &err), LG_ERR_INVALID); /* whose? */
+    assert_non_null(strstr(err.message, "a name that no root looks at"));
     write_step("a@7", 70); /* a folder whose name looks like a selection */
     expect("a@7", 70);
     expect("a@7@70", 70);

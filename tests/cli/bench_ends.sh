@@ -28,7 +28,7 @@ def start(*options, ignore=None, file_bytes=None, stderr=subprocess.PIPE):
 
 
 def wait_until(what, process):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not what():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "it never began"
@@ -48,7 +48,7 @@ def told(process, *signals, child=False):
     wait_until(begun, process)
     for number in signals:
         os.kill(child_of(process) if child else process.pid, number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     left = sorted(str(p) for p in here.rglob("*"))
     print(f"exit {process.returncode}, left {left}", errors.strip())
 
@@ -62,11 +62,11 @@ told(start("--size=64MiB", "--rounds=100"), signal.SIGKILL, child=True)
 process = start("--size=64MiB", "--rounds=100", "--json")
 wait_until(begun, process)
 os.kill(child_of(process), signal.SIGKILL)
-print(process.communicate(timeout=60)[0].strip())
+print(process.communicate(timeout=300)[0].strip())
 
 print("out of space: the limit of a file's size stands for it")
 process = start("--size=64MiB", "--rounds=1", ignore=signal.SIGXFSZ, file_bytes=16 * MIB)
-_, errors = process.communicate(timeout=60)
+_, errors = process.communicate(timeout=300)
 print(f"exit {process.returncode}, left {sorted(here.rglob('*'))}", errors.split("/")[-1].strip())
 
 print("on a terminal")
@@ -79,13 +79,13 @@ try:
         shown += part
 except OSError:
     pass  # closed by the other side
-process.communicate(timeout=60)
+process.communicate(timeout=300)
 print(f"exit {process.returncode}", b"warming up: raw write" in shown, b"round 1 of 1: save" in shown,
       shown.endswith(b"\r\x1b[K"))
 
 # The state, a copy for saving in the background, 64 MiB for transfers, and the program.
 process = start("--size=256MiB", "--rounds=1")
-process.communicate(timeout=60)
+process.communicate(timeout=300)
 most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 sanitized = b"__asan_init" in pathlib.Path(os.environ.get("LASTGOOD_CLI", "/dev/null")).read_bytes()
 assert sanitized or 256 * MIB < most < (2 * 256 + 64 + 64) * MIB, f"{most / MIB:.0f} MiB"

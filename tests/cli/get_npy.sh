@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # get -o writes .npy files that appear complete or not at all, and replaces none
+umask 022
 make_root a --steps=100
 head_of() { head -c 128 "$1" | tr -d '\n' | LC_ALL=C sed 's/[^ -~]/./g'; echo; }
 for name in w norm stats freqs count flags ids q.f8 q.f4 none embed.weight; do

@@ -17,6 +17,10 @@ run ordinary lastgood ls a
 run ordinary lastgood show a
 run ordinary lastgood verify a
 run ordinary lastgood get a@100 w 0,0
+mkdir shut
+chmod 0 shut
+run ordinary lastgood ls shut/a
+chmod 755 shut
 mkdir closed
 chmod 555 closed
 run ordinary lastgood bench closed --size=32MiB
