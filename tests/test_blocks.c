@@ -35,6 +35,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/klog.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -52,16 +53,19 @@ static int marks_fd = -1;
 typedef struct filesystem {
     const char *name, *make;
     uint64_t bytes;
-    uint32_t sector;
 } filesystem;
 
-/* A sector is what a cut does not tear. ext4 and btrfs write their superblock, in 4
- * KiB, outside of what they could repair, and take it to be written as a whole. */
+/* A sector is what a cut does not tear. All three take 4 KiB to be written as a
+ * whole: ext4 and btrfs their superblock, which is outside of what they could
+ * repair; xfs its blocks of metadata, whose changes it does not put into one again
+ * that has, by its first bytes, got them. */
+enum { SECTOR = 4096 };
+
 static const filesystem ext4 = {"ext4",
                                 "mkfs.ext4 -q -F -b 4096 -N 1024 -E lazy_itable_init=0,lazy_journal_init=0 -J size=4",
-                                UINT64_C(64) << 20, 4096};
-static const filesystem xfs = {"xfs", "mkfs.xfs -q -f -s size=512 -d agcount=2", UINT64_C(300) << 20, 512};
-static const filesystem btrfs = {"btrfs", "mkfs.btrfs -q -f -m single -d single", UINT64_C(160) << 20, 4096};
+                                UINT64_C(64) << 20};
+static const filesystem xfs = {"xfs", "mkfs.xfs -q -f -s size=4096 -d agcount=2", UINT64_C(300) << 20};
+static const filesystem btrfs = {"btrfs", "mkfs.btrfs -q -f -m single -d single", UINT64_C(160) << 20};
 
 /* -------------------------------------------------------------------- scenes */
 
@@ -280,7 +284,7 @@ static block_log record_scene(const filesystem *fs, const scene *s, int base_fd)
     snprintf(path, sizeof path, "%s/disk", disk_at);
     int file = open(path, O_RDWR | O_CLOEXEC);
     assert_true(file >= 0);
-    int fd = loop_attach(file, fs->sector, loop, why);
+    int fd = loop_attach(file, SECTOR, loop, why);
     close(file);
     if (fd < 0 || mount(loop, at, fs->name, MS_NOATIME, NULL) != 0) {
         fail_msg("%s: mount: %s %s", fs->name, strerror(errno), why);
@@ -339,7 +343,7 @@ static bool put_range(int fd, const block_entry *e, uint64_t from, uint64_t byte
 /* All of it, or random ones of its sectors. */
 static void put_entry(replay *r, int fd, const block_entry *e, bool tear)
 {
-    const uint64_t unit = tear ? r->fs->sector : e->bytes;
+    const uint64_t unit = tear ? SECTOR : e->bytes;
     for (uint64_t from = 0; from < e->bytes; from += unit) {
         uint64_t bytes = e->bytes - from < unit ? e->bytes - from : unit;
         if (!tear || crash_random(&r->random) % 2 == 0) {
@@ -368,6 +372,28 @@ static void started(replay *r, const expect *e)
     lg_store_free(inner);
 }
 
+/* The last that the kernel said: why it does not mount. */
+static void print_kernel(void)
+{
+    enum { READ_ALL = 3, LINES = 12 };
+    static char said[1 << 16];
+    const int got = klogctl(READ_ALL, said, sizeof said - 1);
+    if (got <= 0) {
+        return;
+    }
+    said[got] = '\0';
+    const char *from = said + got;
+    for (int lines = 0; from > said && lines <= LINES; from -= from > said) {
+        lines += from[-1] == '\n' && from[0] != '\0';
+        if (lines > LINES) {
+            break;
+        }
+    }
+    for (const char *line = from, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        print_message("# kernel: %.*s\n", (int)(end - line), line);
+    }
+}
+
 /* Makes one state, with the share `odds` of 256 of the first `n` of what is
  * pending, and starts from it. */
 static void visit(replay *r, const expect *e, size_t entry, size_t n, uint32_t odds)
@@ -385,6 +411,7 @@ static void visit(replay *r, const expect *e, size_t entry, size_t n, uint32_t o
     assert_int_equal(ioctl(r->loop_fd, BLKFLSBUF), 0); /* what it knows of the state before */
     if (mount(r->loop, at, r->fs->name, MS_NOATIME, NULL) != 0) {
         snprintf(r->why, sizeof r->why, "%s does not mount: %s", r->fs->name, strerror(errno));
+        print_kernel();
     } else {
         started(r, e);
         let_go(r->fs);
@@ -454,7 +481,7 @@ static void prove_scene(const filesystem *fs, const scene *s, uint64_t ms, char 
     r = (replay){.fs = fs, .s = s, .log = &log, .random = seed | 1};
     r.durable = new_image(fs, "durable", false);
     r.work = new_image(fs, "work", false);
-    r.loop_fd = loop_attach(r.work, fs->sector, r.loop, reason);
+    r.loop_fd = loop_attach(r.work, SECTOR, r.loop, reason);
     if (r.loop_fd < 0) {
         fail_msg("%s", reason);
     }
