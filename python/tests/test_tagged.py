@@ -181,6 +181,21 @@ def test_k15_hostile_text_is_an_error(text):
         tagged.decode(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ['{"$dtype": 7}', '{"$device": {}}', '{"$numpy": 1}', '{"$numpy": {"dtype": 4, "hex": "00"}}', '{"$numpy": {"dtype": "<f4", "hex": "x"}}',
+     '{"$numpy": {"dtype": "<f4"}}'],
+)  # fmt: skip
+@pytest.mark.parametrize("missing", [(), ("numpy", "torch")])
+def test_k15_a_tag_with_the_wrong_content_is_an_error_with_and_without_the_package_that_it_is_of(
+    text, missing, monkeypatch
+):
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(lastgood.FormatError):
+        tagged.decode(text)
+
+
 def test_k15_no_tag_imports_or_calls_what_it_names():
     for name in ("torch.load", "torch.hub", "torch.nn"):
         assert tagged.decode(f'{{"$dtype": "{name}"}}') == tagged.Foreign("$dtype", name)
