@@ -9,7 +9,7 @@ SECONDS ?= 60
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-test setup-proof setup-analyze build demo test test-fast sanitize tsan valgrind python package wheel soak soak-torch prove \
+.PHONY: help setup setup-test setup-proof setup-analyze build demo test test-fast sanitize tsan valgrind python package pythons wheel soak soak-torch prove \
         prove-the-proof blocks fuzz coverage analyze bench bench-peers filesystems install lint format clean
 
 help:
@@ -28,7 +28,7 @@ help:
 	@echo 'make bench-peers   beside torch.save, DCP, safetensors and others; an hour; docs/benchmarks-peers.md'
 	@echo
 	@echo 'make test-fast only the C tests;  make python: what PyTorch and safetensors read'
-	@echo 'make package   the tests of the Python package'
+	@echo 'make package   the tests of the Python package;  make pythons: with each Python from 3.10 to 3.13 that is here'
 	@echo 'make sanitize  the C tests under ASan and UBSan;  make tsan, make valgrind: under those'
 	@echo 'make coverage  lines and branches that the C tests reach'
 	@echo 'make analyze   gcc -fanalyzer and clang-tidy over the C sources'
@@ -59,6 +59,9 @@ test-fast: setup-test build
 
 sanitize tsan valgrind python package lint: setup-test build
 	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests $@
+
+pythons: setup-test build
+	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests pythons
 
 wheel: setup-test
 	@BUILD=$(BUILD) tools/wheel

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from lastgood.comm import Communicator
-from lastgood.errors import CommunicatorError, ConflictError, InvalidError, TimeoutError
+from lastgood.errors import CommunicatorError, ConflictError, InvalidError, TimeoutError, UnsupportedError
 
 # How long a wait may take before Python looks for signals.
 _SLICE = datetime.timedelta(milliseconds=200)
@@ -23,6 +23,14 @@ _SLICE = datetime.timedelta(milliseconds=200)
 _GRACE = 1.0
 # Sizes that differ much are not padded to the largest.
 _PAD_BYTES = 64 << 20
+# What torch's documentation does not have, and a group of one's own is made of. None has an underscore.
+_STORE = ("ProcessGroup.get_group_store",)
+_GLOO = (
+    *_STORE,
+    "BroadcastOptions",
+    "PrefixStore",
+    *(f"ProcessGroupGloo.{name}" for name in ("allgather", "alltoall_base", "barrier", "broadcast")),
+)
 # How many groups of the same ranks this process has made.
 _made: dict[tuple[int, ...], int] = {}
 
@@ -42,6 +50,7 @@ class GlooCommunicator(Communicator):
     def __init__(self, group: dist.ProcessGroup | None = None, *, timeout: float = 3600.0) -> None:
         if not dist.is_initialized():
             raise InvalidError("torch.distributed is not initialised; one process alone needs no communicator")
+        _check_torch(_GLOO)
         world: Any = dist.group.WORLD
         ranks = tuple(dist.get_process_group_ranks(world if group is None else group))
         if dist.get_rank() not in ranks:
@@ -125,13 +134,15 @@ class GlooCommunicator(Communicator):
         except RuntimeError as why:
             raise self._failed(call, timeout, why) from why
         while True:
+            late = time.monotonic() > end
+            over = work.is_completed()  # before the wait, whose own end says nothing then: it may come in between
             try:
                 work.wait(_SLICE)
                 return
             except RuntimeError as why:
-                if work.is_completed():
+                if over:
                     raise self._failed(call, timeout, why) from why
-                if time.monotonic() > end:
+                if late:
                     raise self._failed(call, timeout, None) from why
 
     # -------------------------------------------------------------- collectives
@@ -145,7 +156,7 @@ class GlooCommunicator(Communicator):
         call = "all-gather"
         sizes = torch.empty(self.size, dtype=torch.int64)
         mine = torch.tensor([len(data)], dtype=torch.int64)
-        self._run(call, timeout, lambda: self._group._allgather_base(sizes, mine))
+        self._run(call, timeout, lambda: self._group.allgather([list(sizes.view(-1, 1).unbind())], [mine]))
         lengths: list[int] = sizes.tolist()
         largest = max(lengths)
         if largest == 0:
@@ -155,7 +166,12 @@ class GlooCommunicator(Communicator):
         padded = torch.zeros(largest, dtype=torch.uint8)
         padded[: len(data)] = _tensor(data)
         got = torch.empty(self.size * largest, dtype=torch.uint8)
-        self._run(call, timeout, lambda: self._group._allgather_base(got, padded), first=False)
+        self._run(
+            call,
+            timeout,
+            lambda: self._group.allgather([list(got.view(self.size, -1).unbind())], [padded]),
+            first=False,
+        )
         raw = _bytes(got)
         return [raw[r * largest : r * largest + n] for r, n in enumerate(lengths)]
 
@@ -208,6 +224,7 @@ class StoreKeys:
         if store is None:
             if not dist.is_initialized():
                 raise InvalidError("torch.distributed is not initialised; one process alone needs no store")
+            _check_torch(_STORE)
             found: Any = dist.group.WORLD
             store = found.get_group_store()
         self._store: Any = store
@@ -233,6 +250,23 @@ class StoreKeys:
             return None
         value: bytes = self._store.get(key)
         return value
+
+
+def _check_torch(needed: Sequence[str]) -> None:
+    """That this torch has what is used of torch.distributed.
+
+    Raises:
+        UnsupportedError: it lacks something, by name.
+    """
+    for name in needed:
+        found: Any = dist
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is None:
+            raise UnsupportedError(
+                f"torch {torch.__version__} has no torch.distributed.{name}, which lastgood's ranks over torch.distributed "
+                "need: another torch (2.5 or later, with gloo), or a lastgood.Communicator of your own"
+            )
 
 
 def _tensor(data: bytes) -> torch.Tensor:

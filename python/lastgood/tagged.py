@@ -273,15 +273,24 @@ def _read_int(text: str) -> int:
 
 
 def _read_numpy(content: dict[str, str]) -> Any:
+    dtype, data = _checked_text(content["dtype"]), bytes.fromhex(content["hex"])
     try:
         import numpy as np
     except ImportError:
         return Foreign("$numpy", content)
-    return np.frombuffer(bytes.fromhex(content["hex"]), dtype=content["dtype"])[0]
+    return np.frombuffer(data, dtype=dtype)[0]
+
+
+def _checked_text(content: Any) -> str:
+    """What is no text is refused whether or not the package is there that reads it."""
+    if not isinstance(content, str):
+        raise TypeError(f"{content!r} is no text")
+    return content
 
 
 def _read_torch(tag: str) -> Callable[[str], Any]:
     def read(content: str) -> Any:
+        _checked_text(content)
         try:
             import torch
         except ImportError:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
+import frameworks
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -17,6 +19,27 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("lastgood")
+
+# A shell without job control starts what is in the background with Ctrl-C ignored, which the tests' programs would inherit.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+frameworks.begin_to_read()
+
+
+def pytest_collection_finish():
+    frameworks.end_of_reading()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call():
+    """A test that imports what need not be installed, itself or through the package, is skipped where it is not."""
+    try:
+        return (yield)
+    except ModuleNotFoundError as why:
+        if why.name in frameworks.MISSING:
+            frameworks.skip(why.name)
+        raise
 
 
 class Roots:

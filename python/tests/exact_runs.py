@@ -58,7 +58,6 @@ class Config:
     batch = 4  # samples of a micro-batch
     samples = 41
     mesh = None
-    stages = False  # a rank has only a part of the model
 
     def __init__(self, rank):
         torch.manual_seed(7)
@@ -288,7 +287,6 @@ class Pipeline(Config):
     """A stage on each rank, by torch.distributed.pipelining; two micro-batches in the pipe."""
 
     ranks = 2
-    stages = True
 
     def build(self):
         self.mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))

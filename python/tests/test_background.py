@@ -11,7 +11,7 @@ import time
 import lastgood
 import numpy as np
 import pytest
-import torch
+from frameworks import need, torch
 from lastgood import arrays
 
 MB = 1 << 20
@@ -437,11 +437,16 @@ def test_a_session_that_is_dropped_drains(root):
 
 
 def run(code, root, **options):
-    modules = "lastgood, numpy as np, os, sys, threading" + (", torch" if "torch." in code else "")
+    modules = "lastgood, numpy as np, os, sys, threading"
+    if "torch." in code:
+        need("torch")
+        modules += ", torch"
     program = f"import {modules}\nroot = {str(root)!r}\n" + textwrap.dedent(code)
+    # Python 3.12 and later say that a process with threads should not fork.
     return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120, **options
-    )
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program],
+        capture_output=True, text=True, check=False, timeout=120, **options,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -486,13 +491,14 @@ def test_k20_a_program_that_ends_itself_on_sigterm_loses_nothing_that_it_launche
         """
         import signal
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
         session = lastgood.Session(root, keep_last=2)
         for step in range(1, 1 << 40):
             with session.launch(step) as save:
                 save.tensors({"w": np.full(1 << 20, step)}, lazy=True)
                 save.state("step", step)
             print(step, flush=True)
+            if step == 1:
+                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
         """,
         root,
     )
@@ -619,7 +625,7 @@ def test_a_keyboard_interrupt_ends_a_fence_and_nothing_changes(root):
 # ------------------------------------------------------------------- processes
 
 
-class Uses(torch.utils.data.Dataset):
+class Uses:
     """Items are made in workers; some try to use the session of the trainer."""
 
     def __init__(self, session, w, use):

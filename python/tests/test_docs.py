@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from frameworks import need
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ["python.md", "data.md", "fsdp2.md", "resize.md", "migrate.md", "inference.md", "when-a-resume-differs.md"]
@@ -21,6 +22,8 @@ def programs(page):
 @pytest.mark.parametrize(("page", "number"), [(page, n) for page in PAGES for n in range(len(programs(page)))])
 def test_a_program_runs_as_it_stands(page, number, tmp_path):
     program = programs(page)[number]
+    if page != "python.md" or "torch" in program:
+        need("torch")
     (tmp_path / "runs").mkdir()
     (tmp_path / "train.py").write_text(program, encoding="utf-8")
     if program.startswith("# needs "):
@@ -46,6 +49,7 @@ def test_a_program_runs_as_it_stands(page, number, tmp_path):
 
 def test_the_first_program_of_the_readme_is_that_of_a_training_run(tmp_path):
     """It is a sketch in which only the model and the data are left out."""
+    need("torch")
     program = programs("../README.md")[0]
     assert len(program.splitlines()) <= 12
     before = (

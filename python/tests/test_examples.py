@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from frameworks import need
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
 from torchjob import EXAMPLES, Job, JobError  # noqa: E402
 
 SEED = 7  # of the kills
+
+need("torch")
 
 
 @pytest.fixture

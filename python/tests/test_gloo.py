@@ -4,6 +4,7 @@
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import lastgood
 import pytest
@@ -239,9 +240,88 @@ def test_a_keyboard_interrupt_ends_the_wait_for_others(root, tmp_path):
     assert found[0] < 10
 
 
+class Slow:
+    """An operation of a process that gets no processor: each wait ends just before the operation does."""
+
+    def __init__(self, work):
+        self.work = work
+
+    def is_completed(self):
+        return self.work.is_completed()
+
+    def wait(self, timeout):
+        if not self.work.is_completed():
+            end = time.monotonic() + 60
+            while not self.work.is_completed() and time.monotonic() < end:
+                time.sleep(0.001)
+            raise RuntimeError("Operation timed out!")
+        return self.work.wait(timeout)
+
+
+class SlowGroup:
+    def __init__(self, group):
+        self.group = group
+
+    def __getattr__(self, name):
+        return lambda *arguments: Slow(getattr(self.group, name)(*arguments))
+
+
+def starved(rank):
+    comm = GlooCommunicator(timeout=60)
+    comm._group = SlowGroup(comm._group)
+    for i in range(50):
+        assert comm.all_gather(bytes([rank, i]), 60) == [bytes([0, i]), bytes([1, i])]
+        assert comm.broadcast(b"x" if rank == 0 else b"", 0, 60) == b"x"
+        comm.barrier(60)
+    assert comm.all_to_all([b"a", b"b"], 60) == [b"ab"[rank : rank + 1]] * 2
+    comm.close()
+    return True
+
+
+def test_k06_an_operation_that_ends_just_after_a_wait_for_it_has_not_failed(tmp_path):
+    assert on_processes(2, tmp_path, starved) == [True, True]
+
+
 def test_without_torch_distributed_it_says_so():
     with pytest.raises(lastgood.InvalidError, match="not initialised"):
         GlooCommunicator()
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "BroadcastOptions",
+        "PrefixStore",
+        "ProcessGroup.get_group_store",
+        "ProcessGroupGloo",
+        "ProcessGroupGloo.allgather",
+        "ProcessGroupGloo.alltoall_base",
+        "ProcessGroupGloo.barrier",
+        "ProcessGroupGloo.broadcast",
+    ],
+)
+def test_a_torch_that_lacks_what_a_group_is_made_of_is_refused_by_name(missing, monkeypatch, tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        GlooCommunicator().close()
+        if missing.endswith("get_group_store"):
+            StoreKeys()
+        place, _, name = missing.rpartition(".")
+        if place:
+            # A class of C++ from which nothing can be taken away.
+            rest = {n: getattr(getattr(dist, place), n) for n in dir(getattr(dist, place)) if n != name}
+            monkeypatch.setattr(dist, place, SimpleNamespace(**rest))
+        else:
+            monkeypatch.delattr(dist, name)
+        makers = [GlooCommunicator, StoreKeys] if missing.endswith("get_group_store") else [GlooCommunicator]
+        for make in makers:
+            with pytest.raises(
+                lastgood.UnsupportedError, match=rf"torch {torch.__version__.split('+')[0]}.* has no .*{missing}"
+            ):
+                make()
+    finally:
+        monkeypatch.undo()
+        dist.destroy_process_group()
 
 
 # ------------------------------------------------------- saves in the background

@@ -5,7 +5,7 @@ import lastgood
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
+from frameworks import torch
 
 
 def model(dtype=torch.float32, seed=0):

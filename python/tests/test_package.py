@@ -9,6 +9,7 @@ from pathlib import Path
 
 import lastgood
 import pytest
+from frameworks import need
 from lastgood._core import ffi, lib
 
 FRAMEWORKS = ("torch", "numpy", "jax", "ml_dtypes")
@@ -35,6 +36,7 @@ def test_importing_takes_less_than_100_ms_and_brings_no_framework():
 @pytest.mark.parametrize("missing", [("torch", "jax"), ("numpy", "ml_dtypes", "jax")])
 def test_it_works_without_the_frameworks_that_are_not_installed(missing, root):
     there = "torch" if "torch" not in missing else "numpy"
+    need(there)
     make = {"numpy": "numpy.arange(6.0)", "torch": "torch.arange(6.0)"}[there]
     run(
         f"import sys\nfor m in {missing}: sys.modules[m] = None\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import lastgood
 import pytest
+from frameworks import need
 from lastgood.preempt import check_requeue, requeue
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "slurm"
@@ -87,6 +88,7 @@ def end(job):
 
 
 def test_k20_f313_f314_the_job_saves_at_a_signal_to_its_shell_is_requeued_and_goes_on(slurm, root):
+    need("torch")
     root.mkdir()
     job, first = batch(root, 10**9)
     try:

@@ -7,7 +7,7 @@ import time
 import lastgood
 import numpy as np
 import pytest
-import torch
+from frameworks import torch
 
 
 def on_ranks(n, work):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from frameworks import need
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "training-state.md"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -15,6 +16,7 @@ PROGRAMS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8")
 
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_a_program_about_states_runs_as_it_stands(number, tmp_path):
+    need("torch")
     (tmp_path / "runs").mkdir()
     (tmp_path / "train.py").write_text(PROGRAMS[number], encoding="utf-8")
     done = subprocess.run(

@@ -13,7 +13,7 @@ import sys
 import lastgood
 import numpy as np
 import pytest
-import torch
+from frameworks import MISSING, torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lastgood import tagged
@@ -30,7 +30,9 @@ scalars = st.one_of(
     st.sampled_from(
         [np.float32(0.1), np.int64(2**62), np.uint8(7), np.bool_(True), np.float16("nan"), np.complex64(1j)]
     ),
-    st.sampled_from([torch.bfloat16, torch.float8_e4m3fn, torch.device("cuda:3"), torch.device("cpu")]),
+    st.nothing()
+    if "torch" in MISSING
+    else st.sampled_from([torch.bfloat16, torch.float8_e4m3fn, torch.device("cuda:3"), torch.device("cpu")]),
 )
 hashable = st.recursive(
     scalars, lambda k: st.one_of(st.lists(k, max_size=3).map(tuple), st.frozensets(k, max_size=3)), max_leaves=5
@@ -177,6 +179,21 @@ def test_values_that_hold_themselves_are_refused():
      '{"$bytes": 5}', "NaN", '{"$dtype": 7}', '{"$set": [[1]]}'],
 )  # fmt: skip
 def test_k15_hostile_text_is_an_error(text):
+    with pytest.raises(lastgood.FormatError):
+        tagged.decode(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"$dtype": 7}', '{"$device": {}}', '{"$numpy": 1}', '{"$numpy": {"dtype": 4, "hex": "00"}}', '{"$numpy": {"dtype": "<f4", "hex": "x"}}',
+     '{"$numpy": {"dtype": "<f4"}}'],
+)  # fmt: skip
+@pytest.mark.parametrize("missing", [(), ("numpy", "torch")])
+def test_k15_a_tag_with_the_wrong_content_is_an_error_with_and_without_the_package_that_it_is_of(
+    text, missing, monkeypatch
+):
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(lastgood.FormatError):
         tagged.decode(text)
 
