@@ -270,7 +270,7 @@ static void more_boxes_than_files_are_refused_before_memory_is_taken(void **stat
     assert_non_null(strstr(err.message, "files for them"));
     /* Room for rows is reserved by the length of the text, and touched only where
      * a debugging allocator fills it. */
-    assert_true(status_kib("VmHWM:") - before < 192 * 1024);
+    assert_true(in_brief() || status_kib("VmHWM:") - before < 192 * 1024);
     lg__buf_free(&b);
     lg__buf_free(&many);
     lg__buf_free(&sealed);
@@ -330,6 +330,10 @@ static size_t save_and_load(size_t n)
 static void memory_grows_with_the_number_of_tensors_alone(void **state)
 {
     (void)state;
+    if (in_brief()) {
+        print_message("# skipped, valgrind keeps what was freed\n");
+        skip();
+    }
     size_t few = save_and_load(10000), many = save_and_load(100000);
     print_message("# 10,000 tensors: %zu KiB, 100,000: %zu KiB\n", few, many);
     /* Names, shapes, boxes, headers, report, manifest: some 3 KB each. Four
