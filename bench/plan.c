@@ -225,13 +225,13 @@ static lg__buf make_reports(const model *m, size_t *at, lg_error *err)
     lg__report *sample = NULL;
     for (uint32_t r = 0; r < m->ranks; r++) {
         at[r] = all.len;
-        const bool full = r < 2 || r == m->ranks / 2 || r + 1 == m->ranks;
+        const bool full = sample == NULL || r == m->ranks / 2 || r + 1 == m->ranks;
         if (full) {
             one.len = 0;
             lg__report *real = make_report(m, r, NULL, &one, err);
             lg__buf_add(&all, one.data, one.len);
-            if (r > 1 && (real->n_uses != sample->n_uses || real->n_tensors != 0 ||
-                          memcmp(real->uses, sample->uses, real->n_uses * sizeof *real->uses) != 0)) {
+            if (sample != NULL && (real->n_uses != sample->n_uses || real->n_tensors != 0 ||
+                                   memcmp(real->uses, sample->uses, real->n_uses * sizeof *real->uses) != 0)) {
                 die("the reports of two ranks are not alike", NULL);
             }
             if (r == 1) {
@@ -344,6 +344,9 @@ static void measure(uint32_t ranks, uint32_t tensors, figures *f)
     lg__report_free(make_report(&m, 0, f, &one, err)); /* rank 0 has the most to report */
     lg__buf_free(&one);
     size_t *at = calloc((size_t)ranks + 1, sizeof *at);
+    if (at == NULL) {
+        die("no memory", NULL);
+    }
     lg__buf all = make_reports(&m, at, err);
     coordinate(&m, &all, at, f, err);
     lg__buf_free(&all);

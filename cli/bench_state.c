@@ -51,7 +51,7 @@ typedef char tensor_name[48];
 static const char *name_of(size_t i, tensor_name out)
 {
     if (i == 0) {
-        return strcpy(out, "embed.weight");
+        return memcpy(out, "embed.weight", sizeof "embed.weight");
     }
     snprintf(out, sizeof(tensor_name), "%slayers.%zu.weight", i % 3 == 1 ? "" : "optim.", i);
     return out;

@@ -151,7 +151,7 @@ static bool find_entry(const view *v, lg_entry *out)
 {
     char *root = need_strdup(v->folder), *slash = strrchr(root, '/');
     if (slash == NULL) {
-        strcpy(root, "."); /* a folder's name is longer */
+        memcpy(root, ".", 2); /* a folder's name is longer */
     } else {
         slash[slash == root] = '\0';
     }

@@ -113,7 +113,7 @@ static lg_status compare_rank_key(const view *a, const view *b, const char *key,
         if (status == LG_OK) {
             status = rank_bytes(b, key, r, &y, &m, err);
         }
-        bool same = (x == NULL) == (y == NULL) && (x == NULL || (n == m && memcmp(x, y, n) == 0));
+        bool same = x == NULL || y == NULL ? x == y : n == m && memcmp(x, y, n) == 0;
         in_a += x != NULL;
         in_b += y != NULL;
         lg_free(x);

@@ -99,7 +99,7 @@ static int open_temporary(npy *f)
     umask(mask);
     fchmod(f->fd, 0666 & ~mask);
     if (strlen(f->temporary) < sizeof unfinished) {
-        strcpy(unfinished, f->temporary);
+        memcpy(unfinished, f->temporary, strlen(f->temporary) + 1);
         signal(SIGINT, on_signal);
         signal(SIGTERM, on_signal);
         signal(SIGHUP, on_signal);

@@ -183,7 +183,7 @@ const char *generation_text(lg_generation g, char out[GENERATION_TEXT])
 const char *created_text(const char *created, char out[32])
 {
     if (strlen(created) != 20) {
-        return strcpy(out, "-");
+        return memcpy(out, "-", 2);
     }
     snprintf(out, 32, "%.10s %.8s", created, created + 11);
     return out;

@@ -118,7 +118,7 @@ static int float_text(double v, bool wide, char *out, size_t bytes)
         }
     }
     if (strpbrk(out, ".en") == NULL && (size_t)n + 2 < bytes) { /* "1.0": a number with a point */
-        strcpy(out + n, ".0");
+        memcpy(out + n, ".0", 3);
         n += 2;
     }
     return n;
@@ -165,7 +165,7 @@ const char *value_text(lg_dtype dtype, const void *element, char out[VALUE_TEXT]
             out[n++] = '+';
         }
         n += float_text(imaginary, false, out + n, VALUE_TEXT / 2 - 3);
-        strcpy(out + n, "j");
+        memcpy(out + n, "j", 2);
     } else {
         float_text(value_double(dtype, element), dtype == LG_F64, out, VALUE_TEXT);
     }

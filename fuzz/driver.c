@@ -37,7 +37,8 @@ static char crash_path[512];
 static const volatile uint8_t *now_data; /* the input that is tried */
 static volatile size_t now_bytes;
 
-/* In a sanitizer's runtime, where there is one. */
+/* In a sanitizer's runtime, where there is one.
+ * NOLINTNEXTLINE(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp): its name */
 __attribute__((weak)) void __sanitizer_set_death_callback(void (*callback)(void));
 
 static void keep_input(void)
@@ -45,6 +46,7 @@ static void keep_input(void)
     int fd = open(crash_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd >= 0) {
         ssize_t n = write(fd, (const void *)(uintptr_t)now_data, now_bytes);
+        /* NOLINTNEXTLINE(bugprone-signal-handler,cert-sig30-c): the process ends; what is lost is this line */
         dprintf(2, "# the input, %zd bytes, is in %s\n", n, crash_path);
         close(fd);
     }
@@ -53,6 +55,7 @@ static void keep_input(void)
 static void died(int signal_number)
 {
     if (signal_number == SIGALRM) {
+        /* NOLINTNEXTLINE(bugprone-signal-handler,cert-sig30-c): as above */
         dprintf(2, "# %s: no end after %d s\n", target, SECONDS_MOST);
     }
     keep_input();

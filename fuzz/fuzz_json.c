@@ -34,6 +34,7 @@ static void ask(const json_t *v)
     st = lg__tagged_get_f64(v, &f, &err);
     if (st == LG_OK) {
         json_t *again = lg__tagged_f64(f);
+        /* Bits are compared. NOLINTNEXTLINE(bugprone-suspicious-memory-comparison,cert-exp42-c,cert-flp37-c) */
         FUZZ_CHECK(lg__tagged_get_f64(again, &f2, &err) == LG_OK && memcmp(&f, &f2, sizeof f) == 0, "%a changed", f);
         json_decref(again);
     }

@@ -15,7 +15,8 @@
 
 #define MOST_WORDS 64
 
-/* The program ends after one command line and frees little. */
+/* The program ends after one command line and frees little.
+ * NOLINTNEXTLINE(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp): its name */
 int __lsan_is_turned_off(void);
 int __lsan_is_turned_off(void) { return 1; }
 
@@ -95,6 +96,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     while (cli_commands[n_commands].name != NULL) {
         n_commands++;
     }
+    FUZZ_CHECK(n_commands > 0, "there is no command");
     cli c = {.command = &cli_commands[data[0] % n_commands]};
     char *all = fuzz_string(data + 1, bytes - 1);
     char *words[MOST_WORDS + 2] = {(char *)(uintptr_t)c.command->name};

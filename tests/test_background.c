@@ -5,6 +5,7 @@
  * memory and key-value stores are not to be had. */
 
 #include "support/build.h"
+#include "support/environment.h"
 #include "support/fault_store.h"
 #include "support/pairs.h"
 #include "support/ranks.h"
@@ -41,12 +42,6 @@ bool __wrap_lg__thread_start(pthread_t *out, void *(*run)(void *arg), void *arg)
 bool __wrap_lg__thread_start(pthread_t *out, void *(*run)(void *arg), void *arg)
 {
     return atomic_fetch_sub(&threads_left, 1) > 0 && __real_lg__thread_start(out, run, arg);
-}
-
-static uint64_t number_from(const char *name, uint64_t otherwise)
-{
-    const char *text = getenv(name);
-    return text != NULL ? strtoull(text, NULL, 10) : otherwise;
 }
 
 /* Waits until what closed sessions left behind has ended. */
@@ -268,7 +263,7 @@ static void k01_k06_one_rank_that_dies_at_any_operation_loses_nothing_and_holds_
 {
     (void)state;
     uint32_t olds = 0, news = 0, cases = 0;
-    const uint64_t stride = number_from("LASTGOOD_STRIDE", 1);
+    const uint64_t stride = number_from("LASTGOOD_STRIDE", in_brief() ? 9 : 1);
     for (int kind = ROOT_MEMORY; kind < ROOT_KINDS; kind++) {
         for (uint32_t victim = 0; victim < 3; victim++) {
             uint64_t first = 0;
@@ -571,7 +566,8 @@ static void calls_in_any_order(rank_env *env)
 static void k04_calls_in_any_order_with_failures_lose_nothing_that_was_reported(void **state)
 {
     (void)state;
-    const uint64_t seed = number_from("LASTGOOD_SEED", 20261129), rounds = number_from("LASTGOOD_ROUNDS", 60);
+    const uint64_t seed = number_from("LASTGOOD_SEED", 20261129);
+    const uint64_t rounds = number_from("LASTGOOD_ROUNDS", in_brief() ? 10 : 60);
     print_message("# LASTGOOD_SEED=%llu\n", (unsigned long long)seed);
     for (uint64_t i = 0; i < rounds; i++) {
         test_root root;

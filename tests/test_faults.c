@@ -343,7 +343,7 @@ static bool live_with_a_hole(test_root *root, size_t n, uint64_t *step, size_t *
 /* In full every third, from another first one on each of the three kinds of root. */
 ON_EVERY_ROOT(k06_any_allocation_that_fails_once_is_told_and_the_same_call_works_again)
 {
-    const size_t stride = (size_t)number_from("LASTGOOD_MEMORY_STRIDE", in_full() ? 3 : 23);
+    const size_t stride = (size_t)number_from("LASTGOOD_MEMORY_STRIDE", in_full() ? 3 : in_brief() ? 97 : 23);
     run_spec first = {.world = 2, .steps = (const uint64_t[]){1}, .n_steps = 1};
     root_run(root, &first);
     uint64_t step = 1;
@@ -381,7 +381,7 @@ static void save_or_say_why(rank_env *env)
 static void k06_an_allocation_that_fails_on_one_of_two_ranks_reaches_the_other_and_loses_nothing(void **state)
 {
     (void)state;
-    const size_t stride = (size_t)number_from("LASTGOOD_MEMORY_STRIDE", in_full() ? 3 : 29);
+    const size_t stride = (size_t)number_from("LASTGOOD_MEMORY_STRIDE", in_full() ? 3 : in_brief() ? 97 : 29);
     size_t failed = 0, late = 0, healed = 0;
     bool fired = true;
     for (size_t n = 0; fired; n += stride) {

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "format/layout.h"
+#include "support/environment.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -805,9 +806,9 @@ static void check_tiling(const scene *s)
 static void layouts_do_what_the_model_says(void **state)
 {
     (void)state;
-    enum { CASES = 3000 };
+    const uint64_t cases = in_brief() ? 300 : 3000;
     size_t split = 0, flat = 0, copies = 0, shared = 0, refused = 0, empty = 0, sub_byte = 0;
-    for (uint64_t i = 0; i < CASES; i++) {
+    for (uint64_t i = 0; i < cases; i++) {
         scene s;
         random_begin(i);
         random_scene(&s);
@@ -829,8 +830,8 @@ static void layouts_do_what_the_model_says(void **state)
         end_scene(&s);
     }
     /* The dice reach everything, whatever the seed. */
-    assert_true(split > CASES / 5 && flat > CASES / 10 && copies > CASES / 50 && shared > CASES / 20);
-    assert_true(refused > CASES / 50 && empty > CASES / 50 && sub_byte > CASES / 100);
+    assert_true(split > cases / 5 && flat > cases / 10 && copies > cases / 50 && shared > cases / 20);
+    assert_true(refused > cases / 50 && empty > cases / 50 && sub_byte > cases / 100);
 }
 
 /* One tensor under given splits, all checks. */
@@ -972,7 +973,8 @@ static void runs_copy_what_the_model_copies(void **state)
     static run_walk w;
     static const lg_dtype dtypes[] = {LG_U8, LG_F16, LG_F32, LG_C64, LG_F4, LG_F6_E2M3};
     size_t sub_byte = 0, refused = 0, strided = 0;
-    for (uint64_t i = 0; i < 6000; i++) {
+    const uint64_t cases = in_brief() ? 600 : 6000;
+    for (uint64_t i = 0; i < cases; i++) {
         random_begin(1000000 + i);
         lg_dtype dtype = dtypes[below(6)];
         bool small = lg_dtype_bits(dtype) < 8;
@@ -1035,13 +1037,14 @@ static void runs_copy_what_the_model_copies(void **state)
         refused += !whole;
         strided += !packed;
     }
-    assert_true(sub_byte > 300 && refused > 100 && strided > 1000);
+    assert_true(sub_byte > cases / 20 && refused > cases / 60 && strided > cases / 6);
 }
 
 static void flat_cuts_follow_the_model(void **state)
 {
     (void)state;
-    for (uint64_t i = 0; i < 20000; i++) {
+    const uint64_t cases = in_brief() ? 2000 : 20000;
+    for (uint64_t i = 0; i < cases; i++) {
         scene s = {.n_ranks = 1};
         random_begin(2000000 + i);
         random_shape(&s);
@@ -1059,8 +1062,7 @@ static void flat_cuts_follow_the_model(void **state)
 
 int main(void)
 {
-    const char *seed = getenv("LASTGOOD_SEED");
-    seed_of_run = seed != NULL ? strtoull(seed, NULL, 0) : 20250101;
+    seed_of_run = number_from("LASTGOOD_SEED", 20250101);
     printf("# LASTGOOD_SEED=%llu\n", (unsigned long long)seed_of_run);
     const struct CMUnitTest tests[] = {
         TEST("K08: every element is written exactly once, found again, and the tiling proof agrees",

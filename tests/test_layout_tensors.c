@@ -168,6 +168,17 @@ static void the_local_part_is_told(void **state)
     assert_int_equal(lg_layout_local(NULL, 0, 2, SHAPE(9, 5), 0, local, NULL, NULL, &err), LG_ERR_INVALID);
     lg_layout_free(l);
 
+    lg_layout *copies = NULL;
+    assert_int_equal(lg__layout_of_ranks((const uint32_t[]){0, 1}, 2, true, &copies, &err), LG_OK);
+    assert_int_equal(lg_layout_local(copies, 1, 2, SHAPE(9, 5), 0, local, NULL, &elements, &err), LG_OK);
+    assert_int_equal(local[0], 9);
+    assert_int_equal(elements, 45);
+    /* a scalar needs no shape, and no place for one */
+    assert_int_equal(lg_layout_local(copies, 1, 0, NULL, 0, NULL, NULL, &elements, &err), LG_OK);
+    assert_int_equal(elements, 1);
+    assert_int_equal(lg_layout_offset(copies, 1, 0, NULL, NULL, &err), LG_OK);
+    lg_layout_free(copies);
+
     lg_layout_desc f = LG_LAYOUT_DESC_INIT;
     f.mesh_ndim = 1, f.mesh_sizes = sizes, f.flat_length = 20;
     l = layout_create(&f);

@@ -10,6 +10,7 @@
 #include "format/safetensors.h"
 #include "format/sums.h"
 #include "manifest_sample.h"
+#include "support/environment.h"
 #include "support/temp_dir.h"
 
 #include <setjmp.h>
@@ -118,7 +119,8 @@ static void rows_of_a_manifest_mean_the_same_in_any_form(void **state)
     size_t from = (size_t)(strstr(body, "\"tensors\"") - body), to = (size_t)(strstr(body, "\"state\"") - body);
     uint64_t seed = 20261129;
     int good = 0, bad = 0;
-    for (int i = 0; i < 5000; i++) {
+    const int rounds = in_brief() ? 500 : 5000;
+    for (int i = 0; i < rounds; i++) {
         size_t plain_n, json_n;
         uint64_t seed_was = seed;
         char *plain = i == 0 ? replaced(body, n, "\n", "\n", &plain_n) : mutated(body, n, from, to, &seed, &plain_n);
@@ -143,7 +145,7 @@ static void rows_of_a_manifest_mean_the_same_in_any_form(void **state)
         free(rows);
         free(json);
     }
-    assert_true(good > 200 && bad > 2000);
+    assert_true(good > rounds / 25 && bad > rounds * 2 / 5);
     lg__buf_free(&b);
 }
 
@@ -171,7 +173,8 @@ static void entries_of_a_header_mean_the_same_in_any_form(void **state)
     size_t n = b.len - 8;
     uint64_t seed = 7;
     int good = 0, bad = 0;
-    for (int i = 0; i < 20000; i++) {
+    const int rounds = in_brief() ? 2000 : 20000;
+    for (int i = 0; i < rounds; i++) {
         size_t plain_n, json_n;
         uint64_t seed_was = seed;
         char *plain = i == 0 ? replaced(text, n, "x", "x", &plain_n) : mutated(text, n, 0, n, &seed, &plain_n);
@@ -209,7 +212,7 @@ static void entries_of_a_header_mean_the_same_in_any_form(void **state)
         free(entry);
         free(json);
     }
-    assert_true(good > 200 && bad > 2000);
+    assert_true(good > rounds / 100 && bad > rounds / 10);
     lg__buf_free(&b);
 }
 
@@ -267,7 +270,7 @@ static void more_boxes_than_files_are_refused_before_memory_is_taken(void **stat
     assert_non_null(strstr(err.message, "files for them"));
     /* Room for rows is reserved by the length of the text, and touched only where
      * a debugging allocator fills it. */
-    assert_true(status_kib("VmHWM:") - before < 192 * 1024);
+    assert_true(in_brief() || status_kib("VmHWM:") - before < 192 * 1024);
     lg__buf_free(&b);
     lg__buf_free(&many);
     lg__buf_free(&sealed);
@@ -327,6 +330,10 @@ static size_t save_and_load(size_t n)
 static void memory_grows_with_the_number_of_tensors_alone(void **state)
 {
     (void)state;
+    if (in_brief()) {
+        print_message("# skipped, valgrind keeps what was freed\n");
+        skip();
+    }
     size_t few = save_and_load(10000), many = save_and_load(100000);
     print_message("# 10,000 tensors: %zu KiB, 100,000: %zu KiB\n", few, many);
     /* Names, shapes, boxes, headers, report, manifest: some 3 KB each. Four

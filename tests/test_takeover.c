@@ -523,7 +523,7 @@ static bool is_before(lg_generation a, lg_generation b) { return lg_generation_c
 static void k05_of_two_runs_on_one_root_one_wins_each_commit_and_the_other_is_told(void **state)
 {
     (void)state;
-    const uint64_t sessions = number_from("LASTGOOD_ROUNDS", in_full() ? 400 : 40);
+    const uint64_t sessions = number_from("LASTGOOD_ROUNDS", in_full() ? 400 : in_brief() ? 10 : 40);
     test_root root;
     root_make(&root, ROOT_POSIX);
     run_spec first = run_of(1, STEPS(1));

@@ -213,6 +213,7 @@ static lg_status check_hyper(const hyper *h, lg_checkpoint *from, lg_error *err)
         if (f->is_double) {
             double saved, mine = *(const double *)value;
             status = lg_checkpoint_global_f64(from, f->key, &saved, err);
+            /* Bits are compared. NOLINTNEXTLINE(bugprone-suspicious-memory-comparison,cert-exp42-c,cert-flp37-c) */
             if (status == LG_OK && memcmp(&saved, &mine, sizeof saved) != 0)
                 return lg_error_set(err, LG_ERR_MISMATCH, "--%s is %.15g here and %.15g in the checkpoint (%s)",
                                     f->option, mine, saved, f->key);

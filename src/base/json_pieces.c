@@ -376,7 +376,7 @@ lg_status lg__json_parse_but(lg__json_piece text, size_t depth, const char *apar
     lg__json_piece found = {NULL, 0};
     bool more = status == LG_OK;
     while (more) {
-        lg__json_piece key_text, key = {NULL, 0}, value;
+        lg__json_piece key_text = {NULL, 0}, key = {NULL, 0}, value = {NULL, 0};
         status = lg__json_next_member(&c, &key_text, &value, &more, err);
         if (status != LG_OK || !more) {
             break;

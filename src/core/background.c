@@ -673,6 +673,7 @@ void lg__background_start(lg__background *job, const lg__attempt *a, const lg_la
     if (!job->has_thread) {
         job->inline_work = true;
         work(job);
+        return; /* all is over */
     }
     pthread_mutex_lock(&job->lock);
     while (stream && job->to_gather_eager > 0) {

@@ -394,14 +394,14 @@ static lg_status report_from(lg_checkpoint *c, lg_file *file, uint32_t rank, boo
                             : lg__report_decode(text, (size_t)sums->report_bytes, &r, err);
     }
     lg__free(text);
-    if (status == LG_OK) {
-        status = check_report(c, rank, r, sums, err);
-        if (status != LG_OK) {
-            lg__report_free(r);
-        }
+    if (r == NULL) {
+        return status;
     }
+    status = check_report(c, rank, r, sums, err);
     if (status == LG_OK) {
         *report = r;
+    } else {
+        lg__report_free(r);
     }
     return status;
 }

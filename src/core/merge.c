@@ -187,6 +187,7 @@ static const named *find_rows(const merge *g, const char *name, size_t *n)
     size_t lo = 0, hi = g->n_rows;
     while (lo < hi) {
         size_t mid = lo + (hi - lo) / 2;
+        /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): collect() has set all of them */
         if (strcmp(g->rows[mid].t->name, name) < 0) {
             lo = mid + 1;
         } else {
@@ -342,6 +343,7 @@ static lg_status add_tensors(merge *g, lg_error *err)
         for (end = i + 1; end < g->n_rows && strcmp(g->rows[i].t->name, g->rows[end].t->name) == 0;) {
             end++;
         }
+        /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): lg__merge frees rows and ties */
         LG__TRY(add_tensor(g, &g->rows[i], end - i, &m->tensors[m->n_tensors], err));
         m->n_tensors++;
     }
@@ -422,8 +424,11 @@ static lg_status add_aliases(merge *g, lg_error *err)
         }
         LG__TRY(check_tie(g, tie, err));
         lg__manifest_tensor *of = find_made(m, n, tie->a->name);
-        if (tie->a->stored) {
-            find_made(m, n, tie->a->alias)->alias_of = of->name;
+        lg__manifest_tensor *own = tie->a->stored ? find_made(m, n, tie->a->alias) : NULL;
+        LG__RETURN_IF(of == NULL || (tie->a->stored && own == NULL), err, LG_ERR_INTERNAL,
+                      "alias \"%s\" or its tensor \"%s\" was not merged", tie->a->alias, tie->a->name);
+        if (own != NULL) {
+            own->alias_of = of->name;
             continue;
         }
         lg__manifest_tensor *out = &m->tensors[m->n_tensors];

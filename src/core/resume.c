@@ -518,7 +518,7 @@ lg_status lg_resume(lg_session *session, const lg_resume_options *options, lg_ta
     if (st != LG_OK) {
         lg_error_wrap(err, "resume from %s", lg__store_name(s->store));
     }
-    if (st == LG_OK || st == LG_ERR_NO_GOOD) {
+    if (out != NULL && (st == LG_OK || st == LG_ERR_NO_GOOD)) {
         *out = r;
     } else {
         lg_resume_result_free(r);

@@ -127,7 +127,7 @@ typedef struct last_layout {
 
 static lg_status find_layout(const lg_save *save, last_layout *last, const lg__save_tensor *t, lg_error *err)
 {
-    if (t->layout != last->layout) {
+    if (last->layout == NULL || t->layout != last->layout) {
         LG__RETURN_IF(!lg__index_find(&save->by_layout, t->layout->id, sizeof t->layout->id, &last->at), err,
                       LG_ERR_INTERNAL, "the layout of tensor \"%s\" is not interned", t->name);
         last->layout = t->layout;

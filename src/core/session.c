@@ -297,7 +297,7 @@ lg_status lg_session_open(const char *root, const lg_session_options *options, l
         }
         s->epoch = epoch;
     }
-    if (st != LG_OK) {
+    if (st != LG_OK || out == NULL) {
         lg_error_wrap(err, "open %s", root != NULL ? root : "root");
         lg__session_free(s);
         return st;

@@ -11,11 +11,12 @@
 #include <string.h>
 
 /* What an error is about, unless the store has said it already. */
-static lg_status name_it(lg_error *err, const char *where)
+static void name_it(lg_error *err, const char *where)
 {
     const size_t n = strlen(where);
-    return strncmp(err->message, where, n) == 0 && err->message[n] == ':' ? err->status
-                                                                          : lg_error_wrap(err, "%s", where);
+    if (strncmp(err->message, where, n) != 0 || err->message[n] != ':') {
+        lg_error_wrap(err, "%s", where);
+    }
 }
 
 static bool parse_number(const char **p, uint64_t *out)
@@ -146,7 +147,8 @@ lg_status lg__where_parse(const char *where, lg__where *out, lg_error *err)
     }
     if (st != LG_OK) {
         *err = why;
-        return name_it(err, where);
+        name_it(err, where);
+        return st;
     }
     lg__root_kind kind = last_name(where);
     LG__RETURN_IF(kind == LG__ROOT_PARTIAL, err, LG_ERR_NOT_FOUND,

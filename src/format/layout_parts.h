@@ -53,7 +53,7 @@ static inline uint64_t lg__pieces_filled(uint64_t n, uint64_t p, lg_split_mode m
 static inline uint64_t lg__piece_at(uint64_t n, uint64_t p, lg_split_mode mode, uint64_t x)
 {
     if (mode == LG_SPLIT_CEIL) {
-        return x / (n / p + (n % p != 0));
+        return x / (n / p + (n % p != 0)); /* NOLINT(clang-analyzer-core.DivideZero): n > x */
     }
     uint64_t q = n / p, r = n % p, longer = r * (q + 1);
     return x < longer ? x / (q + 1) : r + (x - longer) / q;

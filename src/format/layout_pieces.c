@@ -268,7 +268,9 @@ lg_status lg__layout_local_part(const lg_layout *layout, const lg__tensor_desc *
     if (layout->kind == LG__FLAT) {
         range = flat_range(layout, t, all, c[layout->flat_axis]);
     } else if (layout->kind == LG__COPIES) {
-        memcpy(local_size, t->shape, t->ndim * sizeof *local_size);
+        if (t->ndim > 0) { /* the shape of a scalar may be NULL */
+            memcpy(local_size, t->shape, t->ndim * sizeof *local_size);
+        }
     } else {
         intervals list;
         size_t first[LG_MAX_NDIM + 1];

@@ -208,7 +208,7 @@ lg_status lg__member_generation(const json_t *object, const lg__at *at, const ch
 lg_status lg__member_created(const json_t *object, const lg__at *at, const char *key, char out[LG_CREATED_TEXT],
                              lg_error *err)
 {
-    const char *s = NULL;
+    const char *s = "";
     LG__TRY(lg__member_text(object, at, key, 64, &s, err));
     if (!lg__created_valid(s)) {
         return lg__at_error(at, key, err, LG_ERR_FORMAT, "\"%s\" is no time like 2026-11-29T18:31:57Z", s);
@@ -226,7 +226,7 @@ lg_status lg__member_extent(const json_t *object, const lg__at *at, const char *
 lg_status lg__member_tensor(const json_t *object, const lg__at *at, lg__arena *arena, lg_group *group, lg_dtype *dtype,
                             uint32_t *ndim, const uint64_t **shape, lg_error *err)
 {
-    const char *s = NULL;
+    const char *s = "";
     LG__TRY(lg__member_text(object, at, "group", 16, &s, err));
     lg_group g;
     if (strcmp(s, "model") == 0) {

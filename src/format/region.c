@@ -228,7 +228,7 @@ lg_status lg__region_runs(const lg__run_walk *walk, lg__run_fn fn, void *arg, lg
     uint32_t ndim = box->ndim;
     LG__RETURN_IF(ndim > LG_MAX_NDIM || part->ndim != ndim, err, LG_ERR_INTERNAL, "runs of a part outside its box");
     uint64_t per_byte = bits % 8 == 0 ? 1 : 8, unit = bits % 8 == 0 ? bits / 8 : bits;
-    int64_t mem_step[LG_MAX_NDIM];
+    int64_t mem_step[LG_MAX_NDIM] = {0};
     LG__TRY(memory_steps(walk, unit, per_byte, mem_step, err));
 
     /* Dimensions that can be walked as one become one; those of one element

@@ -189,8 +189,14 @@ static int compare_keys(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
+/* Members as they are read; `at` is NULL while there is none. */
+typedef struct members {
+    lg__st_member *at;
+    size_t n, cap;
+} members;
+
 /* Reads the members at the cursor into `list`, which it grows. */
-static lg_status read_members(lg__st_header *h, lg__json_cursor *m, lg__st_member **list, size_t *cap, lg_error *err)
+static lg_status read_members(lg__arena *arena, lg__json_cursor *m, members *list, lg_error *err)
 {
     for (;;) {
         slice key_text, key, value_text, value;
@@ -200,34 +206,35 @@ static lg_status read_members(lg__st_header *h, lg__json_cursor *m, lg__st_membe
             return LG_OK;
         }
         char shown[SHOWN];
-        LG__TRY(lg__json_read_string(h->arena, key_text, "a key of __metadata__", true, &key, err));
-        if (lg__json_read_string(h->arena, value_text, "the value", false, &value, err) != LG_OK) {
+        LG__TRY(lg__json_read_string(arena, key_text, "a key of __metadata__", true, &key, err));
+        if (lg__json_read_string(arena, value_text, "the value", false, &value, err) != LG_OK) {
             return lg_error_wrap(err, "__metadata__: \"%s\"", lg__printable(key.at, shown, sizeof shown));
         }
-        if (!lg__grow((void **)list, cap, h->n_metadata, sizeof **list)) {
+        if (!lg__grow((void **)&list->at, &list->cap, list->n, sizeof *list->at)) {
             return lg__nomem(err);
         }
-        (*list)[h->n_metadata++] = (lg__st_member){.key = key.at, .value = value.at, .value_bytes = value.n};
+        list->at[list->n++] = (lg__st_member){.key = key.at, .value = value.at, .value_bytes = value.n};
     }
 }
 
-static lg_status keep_members(lg__st_header *h, lg__st_member *list, lg_error *err)
+static lg_status keep_members(lg__st_header *h, const members *list, lg_error *err)
 {
-    if (h->n_metadata > 1) {
-        qsort(list, h->n_metadata, sizeof *list, compare_keys);
+    if (list->n > 1) {
+        qsort(list->at, list->n, sizeof *list->at, compare_keys);
     }
-    for (size_t i = 1; i < h->n_metadata; i++) {
+    for (size_t i = 1; i < list->n; i++) {
         char shown[SHOWN];
-        LG__RETURN_IF(strcmp(list[i - 1].key, list[i].key) == 0, err, LG_ERR_FORMAT,
-                      "__metadata__: \"%s\" is there twice", lg__printable(list[i].key, shown, sizeof shown));
+        LG__RETURN_IF(strcmp(list->at[i - 1].key, list->at[i].key) == 0, err, LG_ERR_FORMAT,
+                      "__metadata__: \"%s\" is there twice", lg__printable(list->at[i].key, shown, sizeof shown));
     }
-    h->metadata = lg__arena_array(h->arena, h->n_metadata, sizeof *h->metadata);
+    h->metadata = lg__arena_array(h->arena, list->n, sizeof *h->metadata);
     if (h->metadata == NULL) {
         return lg__nomem(err);
     }
-    if (h->n_metadata > 0) {
-        memcpy(h->metadata, list, h->n_metadata * sizeof *list);
+    if (list->n > 0) {
+        memcpy(h->metadata, list->at, list->n * sizeof *list->at);
     }
+    h->n_metadata = list->n;
     h->has_metadata = true;
     return LG_OK;
 }
@@ -249,13 +256,12 @@ static lg_status read_metadata(lg__st_header *h, lg__json_cursor *m, lg_error *e
         end = value.at + value.n;
     }
     lg__json_cursor inner = {.what = "__metadata__ object", .text = p, .n = (size_t)(end - p), .inside = true};
-    lg__st_member *list = NULL;
-    size_t cap = 0;
-    lg_status status = read_members(h, &inner, &list, &cap, err);
+    members list = {0};
+    lg_status status = read_members(h->arena, &inner, &list, err);
     if (status == LG_OK) {
-        status = keep_members(h, list, err);
+        status = keep_members(h, &list, err);
     }
-    lg__free(list);
+    lg__free(list.at);
     m->at = (size_t)(p - m->text) + inner.at;
     return status;
 }

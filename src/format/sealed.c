@@ -90,7 +90,7 @@ lg_status lg__sealed_json_text(const char *bytes, size_t n, lg__json_piece *out,
 
 lg_status lg__sealed_json_parse(const char *bytes, size_t n, json_t **out, lg_error *err)
 {
-    lg__json_piece text;
+    lg__json_piece text = {NULL, 0};
     LG__TRY(lg__sealed_json_text(bytes, n, &text, err));
     /* It begins with a brace, so it can be nothing but an object. */
     return lg__json_parse(text.at, text.n, out, err);

@@ -380,7 +380,7 @@ static lg_file *new_file(node *n, bool writable, const char *path)
 static bool make_room(node *n, size_t need)
 {
     size_t cap = n->contents == NULL ? 0 : n->contents->cap;
-    if (need <= cap) {
+    if (n->contents != NULL && need <= cap) {
         return true;
     }
     if (cap > 0) {
@@ -392,7 +392,7 @@ static bool make_room(node *n, size_t need)
     if (b == NULL) {
         return false;
     }
-    if (n->size > 0) {
+    if (n->contents != NULL) {
         memcpy(b->bytes, n->contents->bytes, n->size);
     }
     block_unref(n->contents);

@@ -289,7 +289,7 @@ static lg_status posix_open(void *ctx, const char *path, lg_file **out, uint64_t
         /* O_NONBLOCK, or a FIFO put here would stop us for ever. */
         fd = openat(at.fd, at.leaf, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC);
     } while (fd < 0 && errno == EINTR);
-    struct stat node;
+    struct stat node = {0};
     lg_status st = LG_OK;
     if (fd < 0) {
         st = fail_node(err, errno, "open", path, at.fd, at.leaf, S_IFREG);

@@ -15,11 +15,17 @@ static inline uint64_t number_from(const char *name, uint64_t otherwise)
     return text != NULL && *text != '\0' ? strtoull(text, NULL, 0) : otherwise;
 }
 
-/* `make prove`: all of what else is sampled. */
-static inline bool in_full(void)
+static inline bool in_form(const char *form)
 {
     const char *how = getenv("LASTGOOD_PROVE");
-    return how != NULL && strcmp(how, "full") == 0;
+    return how != NULL && strcmp(how, form) == 0;
 }
+
+/* `make prove`: all of what else is sampled. */
+static inline bool in_full(void) { return in_form("full"); }
+
+/* `make valgrind`, where each round takes some thirty times as long: few rounds,
+ * which still go everywhere. */
+static inline bool in_brief(void) { return in_form("brief"); }
 
 #endif

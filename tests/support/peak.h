@@ -4,6 +4,8 @@
 
 /* How much memory this process had at most. */
 
+#include "environment.h"
+
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -12,9 +14,9 @@
 #include <unistd.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define MEASURED 0 /* sanitizers keep what was freed */
+#define MEASURED false /* sanitizers keep what was freed */
 #else
-#define MEASURED 1
+#define MEASURED (!in_brief()) /* so does valgrind */
 #endif
 
 /* "VmRSS:", "VmHWM:" of this process. */
