@@ -61,9 +61,8 @@ typedef struct filesystem {
  * that has, by its first bytes, got them. */
 enum { SECTOR = 4096 };
 
-static const filesystem ext4 = {"ext4",
-                                "mkfs.ext4 -q -F -b 4096 -N 1024 -E lazy_itable_init=0,lazy_journal_init=0 -J size=4",
-                                UINT64_C(64) << 20};
+static const filesystem ext4 = {
+    "ext4", "mkfs.ext4 -q -F -b 4096 -N 1024 -E lazy_itable_init=0,lazy_journal_init=0 -J size=4", UINT64_C(64) << 20};
 static const filesystem xfs = {"xfs", "mkfs.xfs -q -f -s size=4096 -d agcount=2", UINT64_C(300) << 20};
 static const filesystem btrfs = {"btrfs", "mkfs.btrfs -q -f -m single -d single", UINT64_C(160) << 20};
 

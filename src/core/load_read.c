@@ -245,16 +245,19 @@ static uint32_t share_out(job *j, uint64_t bytes, uint64_t buffer_bytes)
 {
     const uint64_t block = j->c->m->block_bytes;
     uint64_t threads = lg__processors() < MAX_THREADS ? lg__processors() : MAX_THREADS;
-    uint64_t useful = bytes / WINDOW_BYTES / LG__READER_WINDOWS,
-             fit = buffer_bytes / MIN_WINDOW_BYTES / LG__READER_WINDOWS;
+    uint64_t useful = bytes / WINDOW_BYTES / 2, fit = buffer_bytes / MIN_WINDOW_BYTES / 2;
     threads = threads < useful ? threads : useful;
     threads = threads < fit ? threads : fit;
     if (threads == 0 || lg__io_wanted_engine() == LG__IO_BLOCKING) {
         threads = 1;
     }
     uint64_t each = buffer_bytes / threads;
-    each = (each > 2 * LG__PIECE_BYTES ? each - LG__PIECE_BYTES : each) / LG__READER_WINDOWS;
-    j->n_windows = each >= block ? LG__READER_WINDOWS : 1;
+    each = each > 2 * LG__PIECE_BYTES ? each - LG__PIECE_BYTES : each;
+    j->n_windows = LG__READER_WINDOWS;
+    while (j->n_windows > 1 && each / j->n_windows < block) {
+        j->n_windows /= 2;
+    }
+    each /= j->n_windows;
     /* Of a small load a window holds all, with its first and last block whole. */
     const uint64_t all = bytes < WINDOW_BYTES ? lg__block_count(bytes, block) * block + block : WINDOW_BYTES;
     each = each < WINDOW_BYTES ? each : WINDOW_BYTES;
@@ -262,7 +265,7 @@ static uint32_t share_out(job *j, uint64_t bytes, uint64_t buffer_bytes)
     j->window_bytes = each > 0 ? each : block;
     j->expected = bytes / threads;
     const uint32_t asked = lg__io_wanted_depth();
-    j->depth = asked != 0 ? asked : 8; /* all that the windows hold, while one of them is checked */
+    j->depth = asked != 0 ? asked : 16; /* all that the windows hold, while one of them is checked */
     /* As many reads as may be under way fit into the windows. */
     const uint64_t piece = j->n_windows * j->window_bytes / j->depth / block * block;
     j->read_bytes = asked == 0 || piece > READ_BYTES ? READ_BYTES : piece > 0 ? piece : block;

@@ -49,7 +49,7 @@ typedef struct lg__window {
 #define LG__PIECE_BYTES (UINT64_C(256) << 10)
 
 /* One thread's reading: its queue and the windows it has under way. */
-#define LG__READER_WINDOWS 2
+#define LG__READER_WINDOWS 4
 typedef struct lg__reader {
     lg_checkpoint *c;
     uint64_t window_bytes, expected, read_bytes;
