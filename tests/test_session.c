@@ -6,6 +6,7 @@
 #include "support/ranks.h"
 
 #include "base/buf.h"
+#include "comm/comm.h"
 #include "core/walk.h"
 
 #include <setjmp.h>
@@ -435,6 +436,7 @@ static void open_as_odd_rank(rank_env *env)
     if (env->rank == 1) {
         o.block_bytes = strcmp(what, "block") == 0 ? 8192 : strcmp(what, "bad block") == 0 ? 5000 : o.block_bytes;
         o.flags |= strcmp(what, "flags") == 0 ? LG_SESSION_NEW_RUN : 0;
+        env->comm->rank = strcmp(what, "rank") == 0 ? 2 : env->comm->rank; /* as its launcher says */
     }
     lg_session *s = NULL;
     env->status = lg_session_open("root", &o, &s, &env->err);
@@ -451,6 +453,7 @@ ON_EVERY_ROOT(k05_k06_ranks_that_open_in_different_ways_are_named_on_all_ranks)
         {"block", LG_ERR_CONFLICT, "rank 1 opened the session with other options than rank 0"},
         {"flags", LG_ERR_CONFLICT, "rank 1 opened the session with other options than rank 0"},
         {"bad block", LG_ERR_INVALID, "block_bytes"},
+        {"rank", LG_ERR_CONFLICT, "two processes say that they are rank 2 of 3"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         rank_env env[3];
