@@ -5,7 +5,7 @@ import lastgood
 import ml_dtypes
 import numpy as np
 import pytest
-from frameworks import torch
+import torch
 
 
 def model(dtype=torch.float32, seed=0):

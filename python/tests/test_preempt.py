@@ -297,7 +297,7 @@ def stopping(who):
         while True:
             step += 1
             decision = agreement.poll(step)
-            if decision.stop or time.monotonic() > began + 2.5:
+            if decision.stop or time.monotonic() > began + 8:
                 return decision, time.monotonic() - began
 
     return work
@@ -306,32 +306,32 @@ def stopping(who):
 def test_k06_k20_a_rank_that_does_not_answer_is_named_and_the_attempt_ends_within_the_grace_time(quick):
     keys = Keys()
     found = on_threads(
-        3, stopping({0, 1, 2}), kv=lambda rank: Losing(keys, "ack-2"), options={"grace": 1.0}
+        3, stopping({0, 1, 2}), kv=lambda rank: Losing(keys, "ack-2"), options={"grace": 3.0}
     )  # fmt: skip
     for decision, took in found:
         assert (decision.save, decision.stop) == (False, True), found
-        assert "not saved: rank 2 did not answer within 0.5 s" in decision.reason
-        assert took < 1.0
+        assert "not saved: rank 2 did not answer within 1.5 s" in decision.reason
+        assert took < 3.0
 
 
 def test_k06_k20_a_coordinator_that_is_gone_is_given_up_within_the_grace_time(quick):
     keys = Keys()
     found = on_threads(
-        3, stopping({1, 2}), kv=lambda rank: Failing() if rank == 0 else keys, options={"grace": 1.0}
+        3, stopping({1, 2}), kv=lambda rank: Failing() if rank == 0 else keys, options={"grace": 3.0}
     )  # fmt: skip
     assert not found[0][0].stop  # nobody could tell it
     for decision, took in found[1:]:
         assert (decision.save, decision.stop) == (False, True), found
         assert "not saved: rank 0 did not answer in time" in decision.reason
-        assert took < 1.2
+        assert took < 3.6
 
 
 def test_k06_a_store_that_is_gone_is_named(quick):
-    found = on_threads(2, stopping({0, 1}), kv=lambda rank: Failing(), options={"grace": 0.8})
+    found = on_threads(2, stopping({0, 1}), kv=lambda rank: Failing(), options={"grace": 2.4})
     decision, took = found[1]
     assert (decision.save, decision.stop) == (False, True)
     assert "connection reset by peer" in decision.reason
-    assert took < 1.2
+    assert took < 3.6
 
 
 def test_a_rank_that_has_ended_is_not_waited_for(quick):
