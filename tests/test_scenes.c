@@ -403,9 +403,9 @@ static void k03_trash_has_its_name_for_good_before_it_is_emptied(void **state)
             faulty_begin(&x, &root, 1);
             assert_int_equal(save_step(x.s, &x.m, 1, &err), LG_OK);
             fault_store_arm(x.f, (fault_plan){.kinds = FAULT_BIT(FAULT_RENAME_DIR),
-                                            .path = ".trash-",
-                                            .how = FAULT_DIE_AFTER,
-                                            .os_errno = EIO});
+                                              .path = ".trash-",
+                                              .how = FAULT_DIE_AFTER,
+                                              .os_errno = EIO});
             assert_int_equal(save_step(x.s, &x.m, 2, &err), LG_OK);
             assert_int_equal(fault_store_fired(x.f) > 0, 1);
             faulty_end(&x);

@@ -225,8 +225,7 @@ lg_status lg__json_optional(const json_t *object, const char *key, json_type typ
         *out = NULL;
         return LG_OK;
     }
-    LG__RETURN_IF(!lg__json_is(value, type), err, LG_ERR_FORMAT, "\"%s\" is not %s", key,
-                  lg__json_type_name(type));
+    LG__RETURN_IF(!lg__json_is(value, type), err, LG_ERR_FORMAT, "\"%s\" is not %s", key, lg__json_type_name(type));
     *out = value;
     return LG_OK;
 }

@@ -105,7 +105,7 @@ static lg_status next_member(lg__arena *arena, lg__json_cursor *m, slice *key, s
     slice text;
     LG__TRY(lg__json_next_member(m, &text, value, more, err));
     return !*more || lg__json_plain_string(text, key) ? LG_OK
-                                                       : lg__json_read_string(arena, text, "a key", false, key, err);
+                                                      : lg__json_read_string(arena, text, "a key", false, key, err);
 }
 
 static lg_status read_tensor_info(lg__arena *arena, slice text, lg__st_tensor *t, lg_error *err)

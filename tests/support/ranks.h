@@ -119,7 +119,7 @@ void root_run(test_root *r, run_spec *spec);
     static void name(void **state)                            \
     {                                                         \
         (void)state;                                          \
-        for (int kind = 0; kind < (end); kind++) {             \
+        for (int kind = 0; kind < (end); kind++) {            \
             test_root root;                                   \
             print_message("# on %s\n", root_kind_name(kind)); \
             root_make(&root, kind);                           \
