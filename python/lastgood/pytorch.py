@@ -265,7 +265,7 @@ def _check_torch(needed: Sequence[str]) -> None:
         if found is None:
             raise UnsupportedError(
                 f"torch {torch.__version__} has no torch.distributed.{name}, which lastgood's ranks over torch.distributed "
-                "need: another torch (2.5 or later, with gloo), or a lastgood.Communicator of your own"
+                "need: another torch (2.13 or later, with gloo), or a lastgood.Communicator of your own"
             )
 
 
