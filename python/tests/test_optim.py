@@ -2,14 +2,13 @@
 """Optimizers, schedulers: names, exact continuation, regrouping."""
 
 import functools
-import gc
 import subprocess
 import sys
-import time
 
 import lastgood
 import pytest
 import torch
+from counting import calls
 from lastgood.parts import Saving
 from states import bits, net, plain, ranks, resume, save, train
 from torch import nn, optim
@@ -398,21 +397,6 @@ def test_a_scheduler_of_a_tensor_rate_keeps_that_a_tensor(root):
 # -------------------------------------------------------------------------- cost
 
 
-def least(work, times=20):
-    """Processor seconds of the fastest of several tries, without the collector of garbage, as timeit has it."""
-    found = []
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(times):
-            began = time.process_time()
-            work()
-            found.append(time.process_time() - began)
-    finally:
-        gc.enable()
-    return min(found)
-
-
 def test_describing_a_thousand_tensors_of_a_state_costs_a_few_times_what_describing_plain_ones_does(root):
     model = nn.ModuleList([nn.Linear(8, 8) for _ in range(125)])
     opt = optim.AdamW(model.parameters())
@@ -432,10 +416,9 @@ def test_describing_a_thousand_tensors_of_a_state_costs_a_few_times_what_describ
             return saving
 
         tensors = {f"t.{i}": torch.zeros(8) for i in range(1000)}
-        of_state = least(lambda: described().abort())
-        of_tensors = least(lambda: described_plainly().abort())
-        print(f"describing a state of 1,000 tensors: {of_state * 1e3:.1f} ms, plain tensors {of_tensors * 1e3:.1f} ms")
-        assert of_state < 5 * of_tensors
+        of_state = calls(lambda: described().abort())
+        of_tensors = calls(lambda: described_plainly().abort())
+        assert of_state < 5 * of_tensors, (of_state, of_tensors)
         described().commit()
     assert len(lastgood.open(root)) == 1000
 

@@ -23,14 +23,14 @@ def run(code, *options):
     return done.stdout
 
 
-def test_importing_takes_less_than_100_ms_and_brings_no_framework():
+def test_importing_brings_few_modules_and_no_framework():
     code = (
-        "import sys, time; began = time.process_time(); import lastgood; took = time.process_time() - began\n"
-        f"print(took, [m for m in {FRAMEWORKS} if m in sys.modules])"
+        "import sys; before = len(sys.modules); import lastgood\n"
+        f"print(len(sys.modules) - before, [m for m in {FRAMEWORKS} if m in sys.modules])"
     )
-    outputs = [run(code) for _ in range(5)]
-    assert all(out.split(" ", 1)[1].strip() == "[]" for out in outputs)
-    assert min(float(out.split()[0]) for out in outputs) < 0.1
+    n, frameworks = run(code).strip().split(" ", 1)
+    assert frameworks == "[]"
+    assert int(n) < 120  # 72 with Python 3.11; NumPy brings 140, torch 1,110
 
 
 @pytest.mark.parametrize("missing", [("torch", "jax"), ("numpy", "ml_dtypes", "jax")])
