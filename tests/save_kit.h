@@ -122,7 +122,7 @@ KIT lg_status kit_settle(lg_save **saves, uint32_t world, bool check_declared, l
             status = lg__replicas_list(saves[r], &lists, err);
         }
         sizes[r] = lists.len - from;
-        equal = equal && memcmp(summaries[0], summaries[r], sizeof *summaries) == 0;
+        equal = equal && status == LG_OK && memcmp(summaries[0], summaries[r], sizeof *summaries) == 0;
     }
     for (uint32_t r = 0; r < world && status == LG_OK; r++) {
         status = lg__replicas_settle(saves[r],

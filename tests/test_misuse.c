@@ -4,6 +4,7 @@
  * in place but not durable, other processes that remove checkpoints while one
  * is loaded. */
 
+#include "support/environment.h"
 #include "support/fault_store.h"
 #include "support/ranks.h"
 
@@ -339,7 +340,7 @@ ON_EVERY_ROOT(an_attempt_that_is_removed_by_another_does_not_keep_a_session_from
 /* ------------------------------------------------------------- late ranks */
 
 #define LATE_WORLD 3
-#define LATE_MS 300
+#define LATE_MS short_ms(300)
 
 typedef struct late { /* one case: `victim` stops before its `at`-th exchange */
     uint32_t victim;
