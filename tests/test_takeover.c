@@ -440,6 +440,10 @@ static void k05_a_process_stopped_during_its_save_is_superseded_when_it_wakes(vo
         }
         raise(SIGSTOP);
         lg_status st = lg_save_commit(save, NULL, &err);
+        lg_resume_result_free(r);
+        lg_session_close(session, NULL);
+        fault_store_free(f);
+        lg_store_free(store);
         _exit(st == LG_ERR_SUPERSEDED ? 0 : 5);
     }
     char c;
