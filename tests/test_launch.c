@@ -3,6 +3,7 @@
 /* Saves in the background: what is saved is what was there at the launch, the
  * trainer gets its memory back, errors reach all ranks, nothing is lost. */
 
+#include "support/environment.h"
 #include "support/fault_store.h"
 #include "support/pairs.h"
 #include "support/ranks.h"
@@ -572,7 +573,7 @@ static void k06_f094_k20_children_of_fork_inherit_nothing_harmful(void **state)
         pid_t child = fork(); /* in the middle of a save */
         assert_true(child >= 0);
         if (child == 0) {
-            _exit(child_of_a_session(s, s->pages));
+            leave_child(child_of_a_session(s, s->pages));
         }
         assert_int_equal(lg_session_fence(s, 60000, &err), LG_OK);
         int status;
