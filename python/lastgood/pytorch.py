@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import hashlib
 import time
@@ -72,7 +73,7 @@ class GlooCommunicator(Communicator):
         )
 
     def close(self) -> None:
-        """Frees the group. Sessions that use it must be closed before."""
+        """Frees the group, if nothing is left under way in it. Sessions that use it must be closed before."""
         self._group = None
 
     # ------------------------------------------------------------------ waiting
@@ -143,7 +144,11 @@ class GlooCommunicator(Communicator):
                 if over:
                     raise self._failed(call, timeout, why) from why
                 if late:
+                    _leave(self._group)
                     raise self._failed(call, timeout, None) from why
+            except BaseException:
+                _leave(self._group)
+                raise
 
     # -------------------------------------------------------------- collectives
 
@@ -250,6 +255,12 @@ class StoreKeys:
             return None
         value: bytes = self._store.get(key)
         return value
+
+
+def _leave(group: object) -> None:
+    """Keeps a group for as long as the process lives. Its end would wait for what is under way in it, and that for ranks
+    that may never come: for as long as the group's own timeout."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _check_torch(needed: Sequence[str]) -> None:

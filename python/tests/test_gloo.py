@@ -85,7 +85,7 @@ def test_three_processes_save_and_resume(root, tmp_path):
 
 
 def collectives(rank, size):
-    comm = GlooCommunicator(timeout=60)
+    comm = GlooCommunicator()
     own = [bytes([r]) * r * 1000 for r in range(size)]
     assert comm.all_gather(own[rank], 60) == own
     assert comm.all_gather(b"", 60) == [b""] * size
@@ -155,7 +155,7 @@ def test_k06_a_group_may_be_made_again_after_it_has_ended_and_by_ranks_that_are_
 
 
 def late(rank, root):
-    comm = GlooCommunicator(timeout=60)
+    comm = GlooCommunicator()
     session = lastgood.Session(root, comm, timeout=3)
     if rank == 1:
         time.sleep(8)  # the others have given up
@@ -181,7 +181,7 @@ def test_k06_a_late_process_is_named_on_all_others_within_the_deadline(root, tmp
 
 
 def dying(rank, root):
-    comm = GlooCommunicator(timeout=60)
+    comm = GlooCommunicator()
     session = lastgood.Session(root, comm, timeout=20)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -204,7 +204,7 @@ def test_k06_a_process_that_dies_is_named_on_all_others(root, tmp_path):
 
 
 def astray(rank, root):
-    comm = GlooCommunicator(timeout=60)
+    comm = GlooCommunicator()
     if rank == 0:
         with pytest.raises(lastgood.ConflictError, match=r"rank 1 called barrier #1, but rank 0 called all-gather #1"):
             comm.all_gather(b"x", 2)
@@ -219,7 +219,7 @@ def test_processes_in_different_calls_are_named_with_their_calls(root, tmp_path)
 
 
 def interrupted(rank, root):
-    comm = GlooCommunicator(timeout=60)
+    comm = GlooCommunicator()
     session = lastgood.Session(root, comm, timeout=50)
     if rank == 1:
         time.sleep(4)
@@ -267,7 +267,7 @@ class SlowGroup:
 
 
 def starved(rank):
-    comm = GlooCommunicator(timeout=60)
+    comm = GlooCommunicator()
     comm._group = SlowGroup(comm._group)
     for i in range(50):
         assert comm.all_gather(bytes([rank, i]), 60) == [bytes([0, i]), bytes([1, i])]
