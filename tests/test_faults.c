@@ -157,7 +157,7 @@ static void k01_k06_every_request_that_fails_in_every_way_is_told_on_all_ranks_a
 
 /* --------------------------------------------------- a request comes too late */
 
-#define DEADLINE_MS 200
+#define DEADLINE_MS short_ms(200)
 #define LATE_MS (3 * DEADLINE_MS)
 
 typedef struct slowness {
