@@ -233,7 +233,7 @@ static void go_on_while_one_dies(rank_env *env)
     env->store = d->own[env->rank];
     lg_session *s;
     lg_session_options o = LG_SESSION_OPTIONS_INIT;
-    o.deadline_ms = short_ms(150);
+    o.deadline_ms = short_ms(300);
     o.keep_last = 1;
     lg_error ignored = LG_ERROR_INIT;
     if (open_session(env, o, &s) != LG_OK) {
