@@ -382,11 +382,7 @@ static void print_kernel(void)
     }
     said[got] = '\0';
     const char *from = said + got;
-    for (int lines = 0; from > said && lines <= LINES; from -= from > said) {
-        lines += from[-1] == '\n' && from[0] != '\0';
-        if (lines > LINES) {
-            break;
-        }
+    for (int lines = 0; from > said && (from[-1] != '\n' || lines++ <= LINES); from--) {
     }
     for (const char *line = from, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
         print_message("# kernel: %.*s\n", (int)(end - line), line);

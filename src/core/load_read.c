@@ -16,6 +16,9 @@
 #define WINDOW_BYTES (UINT64_C(4) << 20)
 #define MIN_WINDOW_BYTES (UINT64_C(1) << 20) /* with less memory rather fewer threads */
 #define MAX_THREADS 8
+#define MIN_WINDOWS 2 /* of a thread, for it to be worth one */
+#define MIN_DEPTH 8   /* of small reads more fit into the windows */
+#define MAX_DEPTH 16  /* of large blocks fewer do */
 /* One read that takes its time: as large as devices like. */
 #define READ_BYTES (UINT64_C(1) << 20)
 
@@ -245,7 +248,7 @@ static uint32_t share_out(job *j, uint64_t bytes, uint64_t buffer_bytes)
 {
     const uint64_t block = j->c->m->block_bytes;
     uint64_t threads = lg__processors() < MAX_THREADS ? lg__processors() : MAX_THREADS;
-    uint64_t useful = bytes / WINDOW_BYTES / 2, fit = buffer_bytes / MIN_WINDOW_BYTES / 2;
+    uint64_t useful = bytes / WINDOW_BYTES / MIN_WINDOWS, fit = buffer_bytes / MIN_WINDOW_BYTES / MIN_WINDOWS;
     threads = threads < useful ? threads : useful;
     threads = threads < fit ? threads : fit;
     if (threads == 0 || lg__io_wanted_engine() == LG__IO_BLOCKING) {
@@ -265,7 +268,8 @@ static uint32_t share_out(job *j, uint64_t bytes, uint64_t buffer_bytes)
     j->window_bytes = each > 0 ? each : block;
     j->expected = bytes / threads;
     const uint32_t asked = lg__io_wanted_depth();
-    j->depth = asked != 0 ? asked : 16; /* all that the windows hold, while one of them is checked */
+    const uint64_t held = j->n_windows * j->window_bytes / READ_BYTES;
+    j->depth = asked != 0 ? asked : held < MIN_DEPTH ? MIN_DEPTH : held > MAX_DEPTH ? MAX_DEPTH : (uint32_t)held;
     /* As many reads as may be under way fit into the windows. */
     const uint64_t piece = j->n_windows * j->window_bytes / j->depth / block * block;
     j->read_bytes = asked == 0 || piece > READ_BYTES ? READ_BYTES : piece > 0 ? piece : block;
