@@ -57,8 +57,11 @@ test: setup-test build
 test-fast: setup-test build
 	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests suite
 
-sanitize tsan valgrind python package lint: setup-test build
+sanitize valgrind python package lint: setup-test build
 	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests $@
+
+tsan: setup-test build
+	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests tsan-all
 
 pythons: setup-test build
 	@BUILD=$(BUILD) JOBS=$(JOBS) tools/run-tests pythons
