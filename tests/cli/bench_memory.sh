@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # bench counts the memory that its process may have, and what killed ones left
-if grep -q __asan_init "$LASTGOOD_CLI"; then
-    echo 'a sanitizer needs more address space than the limit leaves'
+if grep -qE '__[at]san_init' "$LASTGOOD_CLI" || [ "${LASTGOOD_PROVE:-}" = brief ]; then
+    echo 'a sanitizer, or valgrind, needs more address space than the limit leaves'
     exit 77
 fi
 mkdir b
