@@ -263,6 +263,13 @@ int MPI_Comm_set_errhandler(MPI_Comm comm, MPI_Errhandler handler)
     return fails(FAIL_ERRHANDLER) ? MPI_ERR_OTHER : PMPI_Comm_set_errhandler(comm, handler);
 }
 
+static bool no_words; /* for any error */
+
+int MPI_Error_string(int code, char *text, int *bytes)
+{
+    return no_words ? MPI_ERR_ARG : PMPI_Error_string(code, text, bytes);
+}
+
 /* As it should be again. */
 static void repair(void)
 {
@@ -271,6 +278,7 @@ static void repair(void)
     memset(&forger, 0, sizeof forger);
     deaf.phase = HEARS_ALL;
     now.still = false;
+    no_words = false;
 }
 
 /* ----------------------------------------------------------------------- calls */
@@ -419,14 +427,17 @@ static void creation_fails(lg_comm *unused)
         unsigned times;
         lg_status want;
         const char *text;
-    } cases[] = {{FAIL_IDUP, 1, LG_ERR_COMM, "MPI_Comm_idup: "},
-                 {FAIL_TEST, 1, LG_ERR_COMM, "MPI_Comm_idup: "},
-                 {FAIL_ERRHANDLER, 1, LG_ERR_COMM, "MPI_Comm_set_errhandler: "},
-                 {FAIL_CALLOC, 3, LG_ERR_NOMEM, "out of memory"}};
+        bool no_words;
+    } cases[] = {{FAIL_IDUP, 1, LG_ERR_COMM, "MPI_Comm_idup: ", false},
+                 {FAIL_IDUP, 1, LG_ERR_COMM, "MPI_Comm_idup: unknown MPI error", true},
+                 {FAIL_TEST, 1, LG_ERR_COMM, "MPI_Comm_idup: ", false},
+                 {FAIL_ERRHANDLER, 1, LG_ERR_COMM, "MPI_Comm_set_errhandler: ", false},
+                 {FAIL_CALLOC, 3, LG_ERR_NOMEM, "out of memory", false}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         for (unsigned nth = 1; nth <= cases[i].times; nth++) {
             lg_comm *c = NULL;
             lg_error err;
+            no_words = cases[i].no_words;
             plan_fault(cases[i].kind, nth, false);
             CHECK_STATUS(lg_mpi_comm_create(MPI_COMM_WORLD, &c, &err), cases[i].want, &err);
             CHECK(plan.fired);
