@@ -294,11 +294,13 @@ static void no_ring(void **state)
     lg__queue *q = NULL;
     lg__uring *ring = NULL;
     const lg_queue_spec spec = {.depth = N};
-    static const int reasons[] = {EMFILE, ENFILE, EPERM, ENOSYS};
+    /* the last: before Linux 5.12, where little memory may be locked */
+    static const int reasons[] = {EMFILE, ENFILE, EPERM, ENOSYS, ENOMEM};
     needs_a_ring();
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
+        const int says = reasons[i] == ENOMEM ? EAGAIN : reasons[i];
         kernel.no_ring = reasons[i];
-        assert_int_equal(lg__uring_new(N, NULL, 0, &ring), reasons[i]);
+        assert_int_equal(lg__uring_new(N, NULL, 0, &ring), says);
         assert_null(ring);
         q = queue_of(x, LG__IO_AUTO);
         assert_string_equal(lg__queue_engine(q), "threads");
@@ -309,7 +311,7 @@ static void no_ring(void **state)
         lg__io_set(LG__IO_URING, LG__DIRECT_OFF);
         FAILS(LG_ERR_INVALID, lg__queue_open(x->s, &spec, LARGE, &q, &err));
         SAYS(": io_uring: ");
-        assert_int_equal(err.os_errno, reasons[i]);
+        assert_int_equal(err.os_errno, says);
         assert_null(q);
     }
     kernel.no_ring = 0;
@@ -364,6 +366,7 @@ static void more_than_a_ring_holds(void **state)
     assert_int_equal(lg__uring_wait(ring, &token, &result), 0); /* goes with the wait */
     assert_int_equal(result, -EBADF);
     lg__uring_free(ring);
+    lg__uring_free(NULL);
 }
 
 /* 0: all was refused, with the names of the files. */
@@ -389,7 +392,7 @@ static void child_process(void **state)
     lg__queue *q = queue_of(x, LG__IO_URING);
     const lg_queue_op op = op_of(x, LG_QUEUE_WRITE, 0, MIB);
     OK(lg__queue_submit(q, &op, &err));
-    fflush(NULL);
+    fflush(NULL); /* before the child, which counts what it reached when it ends, ends with what is in the buffers */
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
