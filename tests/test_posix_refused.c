@@ -367,7 +367,8 @@ static void cannot_be_mapped(void **state)
     OK(lg__store_put_new(x->s, "a", "x", 1, &err));
     OK(lg__store_open_file(x->s, "a", &f, &bytes, &err));
     replace(f, larger_than_any_address_space, 0);
-    FAILS(LG_ERR_NOMEM, lg__store_map(x->s, f, 0, larger_than_any_address_space, &data, &base, &mapped, &err));
+    lg_status st = lg__store_map(x->s, f, 0, larger_than_any_address_space, &data, &base, &mapped, &err);
+    assert_true(st == LG_ERR_NOMEM || (st == LG_ERR_IO && err.os_errno == EINVAL)); /* as valgrind puts it */
     SAYS("map a at 0: ");
     assert_null(data);
     assert_int_equal(mapped, 77);
