@@ -454,37 +454,68 @@ static void sizes_beyond_the_address_space_fail_on_all(void **state)
     ranks_free(ranks, 2);
 }
 
-static void run_gather_after_failing_heap(rank *me)
+/* Each call with bytes between all, and how often all ranks together allocate in it. */
+static void run_call_on_a_failing_heap(rank *me)
 {
-    size_t sizes[2];
-    void *all = NULL;
-    me->st = lg__comm_all_gather(me->comm, "abc", 3, &all, sizes, LONG_MS, &me->err);
-    lg_free(all);
+    const uint32_t call = *(const uint32_t *)me->shared;
+    size_t sizes[3], bytes = 3, three[3] = {3, 3, 3};
+    void *p = call == 1 && me->r == 0 ? (void *)(uintptr_t) "abc" : NULL, *recv[3] = {NULL, NULL, NULL};
+    const void *send[3] = {"abc", "def", "ghi"};
+    if (call == 0) {
+        me->st = lg__comm_all_gather(me->comm, "abc", 3, &p, sizes, LONG_MS, &me->err);
+    } else if (call == 1) {
+        me->st = lg__comm_broadcast(me->comm, &p, &bytes, 0, LONG_MS, &me->err);
+    } else {
+        me->st = lg__comm_all_to_all(me->comm, send, three, recv, sizes, LONG_MS, &me->err);
+    }
+    /* outputs on success only */
+    me->wrong = me->st != LG_OK && ((p != NULL && me->r != 0) || recv[0] != NULL || bytes != 3);
+    for (uint32_t r = 0; r < 3; r++) {
+        lg_free(recv[r]);
+    }
+    if (call == 0 || me->r != 0) {
+        lg_free(p);
+    }
 }
 
 static void memory_running_out_in_a_call_reaches_all_ranks(void **state)
 {
     (void)state;
-    for (size_t after = 0; after <= 2; after++) {
-        rank ranks[2];
-        ranks_make(ranks, 2, run_gather_after_failing_heap, NULL);
-        lg__mem_fail_after(after);
-        ranks_run(ranks, 2);
-        lg__mem_fail_after(SIZE_MAX);
-        int ok = 0, out = 0, peer = 0;
-        for (uint32_t r = 0; r < 2; r++) {
-            ok += ranks[r].st == LG_OK;
-            out += ranks[r].st == LG_ERR_NOMEM;
-            peer += ranks[r].st == LG_ERR_PEER;
-            if (ranks[r].st != LG_OK) {
-                assert_non_null(strstr(ranks[r].err.message, "failed in all-gather #1: out of memory"));
+    static const struct {
+        const char *text;
+        size_t allocations;
+        bool one_each;
+    } calls[] = {{"failed in all-gather #1: out of memory", 3, true},
+                 {"failed in broadcast #1 from rank 0: out of memory", 2, true},
+                 {"failed in all-to-all #1: out of memory", 15, false}};
+    for (uint32_t call = 0; call < 3; call++) {
+        for (size_t after = 0; after <= calls[call].allocations; after++) {
+            rank ranks[3];
+            ranks_make(ranks, 3, run_call_on_a_failing_heap, &call);
+            lg__mem_fail_after(after);
+            ranks_run(ranks, 3);
+            lg__mem_fail_after(SIZE_MAX);
+            size_t ok = 0, out = 0, peer = 0;
+            for (uint32_t r = 0; r < 3; r++) {
+                ok += ranks[r].st == LG_OK;
+                out += ranks[r].st == LG_ERR_NOMEM;
+                peer += ranks[r].st == LG_ERR_PEER;
+                assert_int_equal(ranks[r].wrong, 0);
+                if (ranks[r].st != LG_OK) {
+                    assert_non_null(strstr(ranks[r].err.message, calls[call].text));
+                }
             }
+            /* none, some or all have memory; never one alone goes on */
+            const size_t short_of = calls[call].allocations - after;
+            assert_int_equal(ok, short_of == 0 ? 3 : 0);
+            assert_int_equal(out + peer, 3 - ok);
+            if (calls[call].one_each) {
+                assert_int_equal(out, short_of);
+            } else {
+                assert_true((out > 0) == (short_of > 0));
+            }
+            ranks_free(ranks, 3);
         }
-        /* none, one or both have memory; never one alone goes on */
-        assert_int_equal(ok, after == 2 ? 2 : 0);
-        assert_int_equal(out, 2 - (int)after);
-        assert_int_equal(peer, after == 1 ? 1 : 0);
-        ranks_free(ranks, 2);
     }
 }
 
@@ -586,6 +617,33 @@ static void wrong_results_of_a_callers_function_are_refused(void **state)
         assert_null(all);
         lg_comm_free(c);
     }
+}
+
+static lg_status lying_broadcast(void *ctx, void **data, size_t *bytes, uint32_t root, uint64_t ms, lg_error *err)
+{
+    (void)ctx, (void)root, (void)ms, (void)err;
+    *data = NULL;
+    *bytes = 7;
+    return LG_OK;
+}
+
+static void a_broadcast_without_the_data_is_refused(void **state)
+{
+    (void)state;
+    lg_comm_ops ops = caller_ops;
+    ops.broadcast = lying_broadcast;
+    ops.destroy = NULL;
+    lg_comm *c;
+    lg_error err;
+    char mine;
+    void *data = &mine;
+    size_t bytes = 1;
+    assert_int_equal(lg_comm_create(&ops, NULL, 0, 2, &c, &err), LG_OK);
+    assert_int_equal(lg__comm_broadcast(c, &data, &bytes, 1, LONG_MS, &err), LG_ERR_COMM);
+    assert_string_equal(err.message, "the communicator's broadcast gave a wrong result: no data for 7 bytes");
+    assert_true(data == &mine && bytes == 1);
+    assert_int_equal(lg__comm_barrier(c, LONG_MS, &err), LG_ERR_COMM); /* broken for good */
+    lg_comm_free(c);
 }
 
 static void a_broadcast_from_a_rank_outside_is_refused(void **state)
@@ -768,6 +826,7 @@ int main(void)
               creation_checks_its_arguments),
         NAMED("an error without a text gets one", an_error_without_a_text_gets_one),
         NAMED("wrong results of a caller's function are refused", wrong_results_of_a_callers_function_are_refused),
+        NAMED("a caller's broadcast that gives no data is refused", a_broadcast_without_the_data_is_refused),
         NAMED("a broadcast from a rank outside is refused", a_broadcast_from_a_rank_outside_is_refused),
         NAMED("K06: one rank's error reaches all with the same status and text", one_ranks_error_reaches_all),
         NAMED("K06: the longest message travels between ranks", the_longest_message_travels),

@@ -1,66 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* An MPI program: tests/mpirun.sh 6 test_mpi_comm. Each scenario runs on a
- * communicator of its own; between scenarios MPI_COMM_WORLD keeps the ranks
- * together. */
+/* An MPI program: tests/mpirun.sh 6 test_mpi_comm. */
 
-#include "comm/comm.h"
+#include "mpi_kit.h"
 
-#include <inttypes.h>
-#include <lastgood/mpi.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-#define LONG_MS UINT64_C(60000)
-#define SHORT_MS UINT64_C(1000)
-#define MAX_RANKS 64
-
-static int me, size, failures;
-
-#define CHECK(cond)                                                                     \
-    do {                                                                                \
-        if (!(cond)) {                                                                  \
-            fprintf(stderr, "rank %d: %s:%d: not %s\n", me, __FILE__, __LINE__, #cond); \
-            failures++;                                                                 \
-        }                                                                               \
-    } while (0)
-
-#define CHECK_TEXT(err, part)                                                                                         \
-    do {                                                                                                              \
-        if (strstr((err)->message, (part)) == NULL) {                                                                 \
-            fprintf(stderr, "rank %d: %s:%d: \"%s\" lacks \"%s\"\n", me, __FILE__, __LINE__, (err)->message, (part)); \
-            failures++;                                                                                               \
-        }                                                                                                             \
-    } while (0)
-
-#define CHECK_STATUS(st, want, err)                                                                          \
-    do {                                                                                                     \
-        lg_status is_ = (st), want_ = (want);                                                                \
-        if (is_ != want_) {                                                                                  \
-            fprintf(stderr, "rank %d: %s:%d: %s, not %s: %s\n", me, __FILE__, __LINE__, lg_status_name(is_), \
-                    lg_status_name(want_), (err)->message);                                                  \
-            failures++;                                                                                      \
-        }                                                                                                    \
-    } while (0)
 
 /* Linked with --wrap=malloc: allocations of at least so many bytes fail. */
 static atomic_size_t fail_from = SIZE_MAX;
 void *__real_malloc(size_t bytes);
 void *__wrap_malloc(size_t bytes);
 void *__wrap_malloc(size_t bytes) { return bytes >= atomic_load(&fail_from) ? NULL : __real_malloc(bytes); }
-
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static void sync_ranks(void) { MPI_Barrier(MPI_COMM_WORLD); }
 
 /* ------------------------------------------------------------------ contents */
 
@@ -474,11 +426,33 @@ static void many_one_after_the_other(lg_comm *unused)
     }
 }
 
-typedef struct scenario {
-    const char *name;
-    int ranks; /* at least */
-    void (*run)(lg_comm *c);
-} scenario;
+static void two_groups(lg_comm *unused)
+{
+    (void)unused;
+    MPI_Comm mine, both;
+    lg_comm *c = NULL;
+    lg_error err;
+    MPI_Comm_split(MPI_COMM_WORLD, me == 0, me, &mine);
+    MPI_Intercomm_create(mine, 0, MPI_COMM_WORLD, me == 0 ? 1 : 0, 1, &both);
+    CHECK_STATUS(lg_mpi_comm_create(both, &c, &err), LG_ERR_INVALID, &err);
+    CHECK_TEXT(&err, "intercommunicator has no single set of ranks");
+    CHECK(c == NULL);
+    MPI_Comm_free(&both);
+    MPI_Comm_free(&mine);
+}
+
+/* A communicator that outlived MPI is refused, and can be freed. */
+static void after_mpi(lg_comm *c)
+{
+    lg_error err;
+    for (int i = 0; i < 2; i++) {
+        CHECK_STATUS(lg__comm_barrier(c, LONG_MS, &err), i == 0 || size == 1 ? LG_ERR_STATE : LG_ERR_COMM, &err);
+        CHECK_TEXT(&err, "MPI_Finalize was called before the communicator was freed");
+    }
+    lg_comm_free(c);
+    CHECK_STATUS(lg_mpi_comm_create(MPI_COMM_WORLD, &c, &err), LG_ERR_STATE, &err);
+    CHECK_TEXT(&err, "MPI_Finalize were called");
+}
 
 static const scenario scenarios[] = {
     {"all calls move the bytes, empty and small, 100 in a row", 1, moves_small},
@@ -497,6 +471,7 @@ static const scenario scenarios[] = {
     {"K06: a rank without memory for its part is named on all", 2, no_memory_for_a_part},
     {"K06: rank 0 without memory for its part is named on all", 2, no_memory_for_a_part_on_zero},
     {"calls from another than the main thread are refused", 1, wrong_thread},
+    {"ranks of two groups have no communicator", 2, two_groups},
     {"K06 F103: creation that not all ranks call times out", 2, creation_times_out},
 };
 
@@ -509,29 +484,9 @@ int main(int argc, char **argv)
     MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
     MPI_Comm_rank(MPI_COMM_WORLD, &me);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    const int n = (int)(sizeof scenarios / sizeof scenarios[0]);
-    for (int i = 0; i < n; i++) {
-        if (size < scenarios[i].ranks) {
-            continue;
-        }
-        double t = seconds();
-        c = NULL;
-        CHECK_STATUS(lg_mpi_comm_create(MPI_COMM_WORLD, &c, &err), LG_OK, &err);
-        if (c != NULL) {
-            scenarios[i].run(c);
-        }
-        sync_ranks();
-        lg_comm_free(c);
-        int all = 0;
-        MPI_Allreduce(&failures, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-        if (me == 0) {
-            printf("%s %d - %s (%d ranks, %.2f s)\n", all == 0 ? "ok" : "not ok", i + 1, scenarios[i].name, size,
-                   seconds() - t);
-            fflush(stdout);
-        }
-        bad += all != 0;
-        failures = 0;
-    }
+    bad = run_scenarios(scenarios, (int)(sizeof scenarios / sizeof scenarios[0]));
+    CHECK_STATUS(lg_mpi_comm_create(MPI_COMM_WORLD, &c, &err), LG_OK, &err);
     MPI_Finalize();
-    return bad != 0;
+    after_mpi(c);
+    return bad != 0 || failures != 0;
 }

@@ -314,6 +314,8 @@ static void renaming_folders(void **state)
     FAILS(LG_ERR_EXISTS, lg__store_rename_dir(s, "full", "full", &err));
     FAILS(LG_ERR_NOT_FOUND, lg__store_rename_dir(s, "none", "new", &err));
     FAILS(LG_ERR_FORMAT, lg__store_rename_dir(s, "file", "new", &err));
+    FAILS(LG_ERR_INVALID, lg__store_rename_dir(s, "full", "full/below", &err));
+    FAILS(LG_ERR_NOT_FOUND, lg__store_rename_dir(s, "full", "none/below", &err));
     has_names(s, "", "empty/ file:1 full/ other/ ");
     OK(lg__store_rename_dir(s, "full", "new", &err));
     has_names(s, "", "empty/ file:1 new/ other/ ");
@@ -906,6 +908,9 @@ static void memory_roots(void **state)
     has_names(c, "", "");
     put(a, "y", "2");
     has_names(c, "", "");
+    lg_file *f = NULL;
+    FAILS(LG_ERR_NOMEM, lg__store_create(b, "large", UINT64_MAX, &f, &err));
+    has_names(b, "", "");
     lg_store_free(a);
     lg_store_free(b);
     lg_store_free(c);

@@ -168,6 +168,15 @@ lg_status lg__mpi_take(lg__mpi_call *c, int from, int tag, bool *got, int *sourc
 
 /* -------------------------------------------------------------------- streams */
 
+/* An MPI call that failed may have freed it already, and to free it again would
+ * end the whole job. */
+static void let_go(MPI_Request *request)
+{
+    if (*request != MPI_REQUEST_NULL) {
+        MPI_Request_free(request);
+    }
+}
+
 bool lg__mpi_out_done(const lg__mpi_outflow *o) { return o->sent == o->bytes && !o->active; }
 
 lg_status lg__mpi_out_poll(lg__mpi_call *c, lg__mpi_outflow *o, uint64_t available, lg_error *err)
@@ -208,7 +217,7 @@ lg_status lg__mpi_out_stage(lg__mpi_outflow *o, lg_error *err)
 bool lg__mpi_out_end(lg__mpi_outflow *o)
 {
     if (o->active) {
-        MPI_Request_free(&o->request);
+        let_go(&o->request);
         return true; /* with the stage */
     }
     free(o->stage);
@@ -255,7 +264,7 @@ lg_status lg__mpi_in_poll(lg__mpi_call *c, lg__mpi_inflow *i, lg_error *err)
 bool lg__mpi_in_end(lg__mpi_inflow *i)
 {
     if (i->active) {
-        MPI_Request_free(&i->request);
+        let_go(&i->request);
     }
     return i->active;
 }

@@ -34,7 +34,9 @@ static int init_ring(uint32_t depth, struct io_uring *ring)
     if (rc == -EINVAL) { /* before Linux 6.1 */
         rc = io_uring_queue_init(depth, ring, 0);
     }
-    return -rc;
+    /* Before Linux 5.12 rings count as memory that is locked, of which a user may
+     * have little: there may be none of that left, and enough of any other. */
+    return rc == -ENOMEM ? EAGAIN : -rc;
 }
 
 static bool probe(void)
