@@ -214,6 +214,68 @@ ON_ROOTS_WITH_RENAME(a_sweep_goes_on_past_what_another_one_swept_first)
     assert_true(nth > 2);
 }
 
+/* ------------------------------- a run goes on while its root is read by name */
+
+typedef struct overtaker {
+    test_root *root;
+    uint64_t nth, seen;
+    bool acted;
+} overtaker;
+
+/* A newer checkpoint is committed, and retention removes the one that is read. */
+static lg_status overtake_now(fault_store *f, const fault_event *e, bool before, void *arg, lg_error *err)
+{
+    (void)f;
+    (void)e;
+    (void)err;
+    overtaker *o = arg;
+    if (before && !o->acted && ++o->seen == o->nth) {
+        o->acted = true;
+        run_spec s = run_of(1, STEPS(20));
+        s.keep_last = 1;
+        root_run(o->root, &s);
+    }
+    return LG_OK;
+}
+
+ON_EVERY_ROOT(a_read_takes_the_newer_one_when_retention_removes_what_it_reads)
+{
+    uint64_t nth = 0;
+    bool acted = true;
+    size_t newer = 0, older = 0;
+    while (acted) {
+        test_root fresh;
+        root_make(&fresh, root->kind);
+        run_spec s = run_of(1, STEPS(10));
+        root_run(&fresh, &s);
+        overtaker o = {.root = &fresh, .nth = ++nth};
+        watch(&fresh);
+        fault_store_set_hook(current, overtake_now, &o);
+        lg_error err = LG_ERROR_INIT;
+        float w[13 * 6] = {0};
+        const uint64_t shape[] = {13, 6};
+        lg_target t = LG_TARGET_INIT;
+        t.name = "w", t.ndim = 2, t.shape = shape, t.data = w;
+        uint64_t step = 0;
+        const lg_status st = lg_read(ROOT, &t, 1, &step, &err);
+        if (st != LG_OK) {
+            fail_msg("before request %llu: %s", (unsigned long long)nth, err.message);
+        }
+        assert_true(step == 10 || step == 20);
+        model m;
+        model_init(&m, 0, 1);
+        model_fill(&m, step);
+        assert_memory_equal(w, m.w, sizeof w);
+        newer += step == 20;
+        older += step == 10;
+        acted = o.acted;
+        unwatch();
+        root_drop(&fresh);
+    }
+    assert_true(newer > 5);
+    assert_true(older > 0);
+}
+
 /* A listing shows an empty root; what the second look says decides. */
 typedef struct second_look {
     lg_status status;
@@ -495,6 +557,7 @@ int main(void)
         cmocka_unit_test(prune_goes_on_past_what_another_process_removes_first),
         cmocka_unit_test(a_session_goes_on_past_what_another_process_removes_first),
         cmocka_unit_test(a_sweep_goes_on_past_what_another_one_swept_first),
+        cmocka_unit_test(a_read_takes_the_newer_one_when_retention_removes_what_it_reads),
         cmocka_unit_test(a_fresh_start_is_not_taken_from_a_root_that_cannot_be_looked_at_again),
         cmocka_unit_test(a_damaged_checkpoint_is_passed_over_once_however_often_the_root_is_looked_at),
         cmocka_unit_test(a_root_that_is_not_there_is_no_fresh_start_for_one_who_only_reads),
