@@ -543,10 +543,12 @@ static void test_file_alone(void **state)
     lg__buf text;
     lg__buf_init(&text, 1 << 20);
     uint64_t shape[] = {2, 3};
-    lg__st_entry entries[] = {{"a", LG_F32, 2, shape, NULL, 0, 0}, {"b", LG_U8, 2, shape, NULL, 0, 0}};
+    uint64_t none[] = {3, 0};
+    lg__st_entry entries[] = {
+        {"a", LG_F32, 2, shape, NULL, 0, 0}, {"b", LG_U8, 2, shape, NULL, 0, 0}, {"c", LG_U8, 2, none, NULL, 0, 0}};
     lg__st_meta meta = {"k", "v"};
     uint64_t data_bytes;
-    OK(lg__st_plan(entries, 2, &meta, 1, true, 8, &text, &data_bytes, &err));
+    OK(lg__st_plan(entries, 3, &meta, 1, true, 8, &text, &data_bytes, &err));
     char data[30];
     for (int i = 0; i < 30; i++) {
         data[i] = (char)i;
@@ -559,7 +561,7 @@ static void test_file_alone(void **state)
     for (size_t i = 0; i < 2; i++) {
         lg_safetensors *f;
         OK(lg_safetensors_open(paths[i], &f, &err));
-        assert_int_equal(lg_safetensors_count(f), 2);
+        assert_int_equal(lg_safetensors_count(f), 3);
         const char *name, *key, *value;
         lg_dtype dtype;
         uint32_t ndim;
@@ -576,7 +578,9 @@ static void test_file_alone(void **state)
         OK(lg_safetensors_read(f, 1, back, 6, &err));
         assert_memory_equal(back, data + 24, 6);
         FAILS(LG_ERR_INVALID, lg_safetensors_read(f, 1, back, 7, &err));
+        OK(lg_safetensors_read(f, 2, NULL, 0, &err)); /* nothing to read */
         FAILS(LG_ERR_INVALID, lg_safetensors_read(f, 2, back, 7, &err));
+        FAILS(LG_ERR_INVALID, lg_safetensors_read(f, 3, back, 7, &err));
         assert_int_equal(lg_safetensors_metadata_count(f), 1);
         OK(lg_safetensors_metadata(f, 0, &key, &value, &err));
         assert_string_equal(key, "k");

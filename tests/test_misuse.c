@@ -84,8 +84,20 @@ static void want_of_memory_while_parsing_is_never_a_wrong_file(void **state)
             json_decref(json);
         }
     }
+    /* So long that room for it is asked for beforehand. */
+    static char longest[5000];
+    memset(longest, 'x', sizeof longest);
+    longest[0] = longest[sizeof longest - 1] = '"';
     lg_error err = LG_ERROR_INIT;
     json_t *json = NULL;
+    lg__mem_fail_after(0);
+    lg_status st = lg__json_parse(longest, sizeof longest, &json, &err);
+    lg__mem_fail_after(SIZE_MAX);
+    check_status(st, LG_ERR_NOMEM, "a long string", &err, __FILE__, __LINE__);
+    assert_null(json);
+    OK(lg__json_parse(longest, sizeof longest, &json, &err));
+    assert_int_equal(json_string_length(json), sizeof longest - 2);
+    json_decref(json);
     FAILS(LG_ERR_FORMAT, lg__json_parse("{\"a\":}", 6, &json, &err));
 }
 

@@ -31,6 +31,7 @@ typedef struct device {
     int64_t ready; /* the number of fills that are done */
     uint32_t fills;
     lg_status refuse;
+    bool silent; /* it refuses without a word */
     float *to;
     float from;
     pthread_t thread;
@@ -56,6 +57,9 @@ static lg_status fill(void *arg, lg_error *err)
 {
     device *d = arg;
     d->fills++;
+    if (d->refuse != LG_OK && d->silent) {
+        return d->refuse;
+    }
     if (d->refuse != LG_OK) {
         return lg_error_set(err, d->refuse, "the device is on fire");
     }
@@ -337,12 +341,34 @@ static void refuse_to_fill(rank_env *env)
     state_free(&s);
 }
 
+static void refuse_without_a_word(rank_env *env)
+{
+    lg_session *session;
+    lg_session_options so = LG_SESSION_OPTIONS_INIT;
+    so.comm = env->comm, so.store = env->store, so.deadline_ms = 20000;
+    RANK_TRY(env, lg_session_open("root", &so, &session, &env->err));
+    state s;
+    state_init(&s, env->world);
+    state_fill(&s, 2, env->rank);
+    s.device.refuse = env->rank == 1 ? LG_ERR_LIMIT : LG_OK;
+    s.device.silent = true;
+    RANK_TRY(env, launch(session, &s, env->world, 2, 0, (lg_launch_options)LG_LAUNCH_OPTIONS_INIT, NULL, &env->err));
+    device_finish(&s.device);
+    lg_error told = LG_ERROR_INIT;
+    RANK_CHECK(env, lg_session_wait(session, 20000, NULL, &told) == LG_ERR_LIMIT);
+    RANK_CHECK(env, told.rank == 1);
+    RANK_CHECK(env, strstr(told.message, "the function that fills the launch's memory failed") != NULL);
+    RANK_TRY(env, lg_session_close(session, &env->err));
+    state_free(&s);
+}
+
 static void k06_a_device_that_refuses_fails_the_save_on_all_ranks(void **unused)
 {
     (void)unused;
     test_root root;
     root_make(&root, ROOT_MEMORY);
     run_all(2, root.store, refuse_to_fill, NULL);
+    run_all(2, root.store, refuse_without_a_word, NULL);
     root_drop(&root);
 }
 
