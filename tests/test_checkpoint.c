@@ -675,6 +675,42 @@ static void test_no_memory(void **state)
     }
 }
 
+/* What is handed out lives as long as the checkpoint, and is made once. */
+static void test_state_no_memory(void **state)
+{
+    sample *s = *state;
+    lg_error err = LG_ERROR_INIT;
+    const size_t keys = lg_checkpoint_global_count(s->c);
+    assert_true(keys > 0);
+    size_t failed = 0;
+    bool done = false;
+    for (size_t n = 0; !done; n++) {
+        lg_checkpoint *c = NULL;
+        OK(lg__checkpoint_open_in(s->store, false, s->folder, NULL, 0, &c, &err));
+        done = true;
+        lg__mem_fail_after(n);
+        for (size_t i = 0; i < keys && done; i++) {
+            const char *key = lg_checkpoint_global_key(c, i), *text = NULL;
+            const void *data = NULL;
+            size_t bytes = 0;
+            lg_status st = key == NULL ? LG_ERR_NOMEM : lg_checkpoint_global_json(c, key, &text, &err);
+            if (st == LG_OK) {
+                st = lg_checkpoint_global_bytes(c, key, &data, &bytes, &err);
+                st = st == LG_ERR_MISMATCH ? LG_OK : st; /* another kind */
+            }
+            done = st == LG_OK;
+            if (!done) {
+                assert_int_equal(st, LG_ERR_NOMEM);
+                failed++;
+            }
+        }
+        lg__mem_fail_after(SIZE_MAX);
+        assert_non_null(lg_checkpoint_global_key(c, 0)); /* with memory again */
+        lg_checkpoint_close(c);
+    }
+    assert_true(failed > 3);
+}
+
 int main(void)
 {
 #define T(name, f)                     \
@@ -705,6 +741,7 @@ int main(void)
         T("a single safetensors file is opened by a relative path", test_file_relative),
         T("K13: what is no safetensors file is named for what it is", test_file_wrong),
         T("every failed allocation while opening and loading is an ordinary error", test_no_memory),
+        T("every failed allocation while state is read is an ordinary error", test_state_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -545,6 +545,25 @@ static void a_tensor_lost_and_another_gained_is_found(void **state)
     free_reports(reports);
 }
 
+static void saying_what_contradicts_survives_each_failing_allocation(void **state)
+{
+    (void)state;
+    lg__report *reports[WORLD];
+    make_reports(reports, 0, rank_0_lacks_a_layout);
+    lg_status status = LG_ERR_NOMEM;
+    for (size_t n = 0; status == LG_ERR_NOMEM; n++) {
+        lg_error err = LG_ERROR_INIT;
+        lg__manifest *m = NULL;
+        lg__mem_fail_after(n);
+        status = merge(reports, &m, &err);
+        lg__mem_fail_after(SIZE_MAX);
+        assert_null(m);
+        assert_true(n < 10000);
+    }
+    assert_int_equal(status, LG_ERR_CONFLICT);
+    free_reports(reports);
+}
+
 static void merging_survives_each_failing_allocation(void **state)
 {
     (void)state;
@@ -698,6 +717,7 @@ int main(void)
         {"K04 F070, K05 F088, K08 F133: contradictions are found and the culprit is named",
          contradictions_are_found_and_the_culprit_is_named, NULL, NULL, NULL},
         cmocka_unit_test(a_tensor_lost_and_another_gained_is_found),
+        cmocka_unit_test(saying_what_contradicts_survives_each_failing_allocation),
         cmocka_unit_test(merging_survives_each_failing_allocation),
         cmocka_unit_test(reporting_survives_each_failing_allocation),
         cmocka_unit_test(a_large_world_is_merged_and_a_lost_tensor_named),
