@@ -47,11 +47,13 @@ static void state_make(state *s, uint64_t seed)
         tensor *t = &s->t[i];
         snprintf(t->name, sizeof t->name, "layers.%zu.weight", i);
         t->dtype = dtypes[i % 4];
-        t->ndim = i < 2 ? 2 : (uint32_t)(build_random(&seed) % 4);
+        t->ndim = i < 2 || i == 3 ? 2 : (uint32_t)(build_random(&seed) % 4);
         t->elements = 1;
         for (uint32_t d = 0; d < t->ndim; d++) {
             /* two of several MiB, with a rest in each cut */
             t->shape[d] = i < 2 ? (d == 0 ? 1031 : 1500) : 1 + build_random(&seed) % 60;
+            /* one of fewer pieces than there may be ranks */
+            t->shape[d] = i == 3 ? (d == 0 ? 150 : 192) : t->shape[d];
             t->elements *= t->shape[d];
         }
         t->bytes = t->elements * lg_dtype_bits(t->dtype) / 8;

@@ -932,7 +932,7 @@ ON_EVERY_ROOT(k22_what_is_optional_and_missing_is_listed_once_by_every_rank)
     run_all(2, root->store, resume_with_ghosts, &damaged);
     char folders[2][64];
     assert_int_equal(root_folders(root, folders, 2), 2);
-    root_flip(root, folders[1], "shard-00002-model-00001-of-00001.safetensors", 4096 + 3);
+    root_flip(root, folders[1], "shard-00002-optim-00001-of-00002.safetensors", 4096 + 3); /* of rank 1 alone */
     damaged = true;
     run_all(2, root->store, resume_with_ghosts, &damaged);
 }
