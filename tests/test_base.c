@@ -164,6 +164,8 @@ static void the_failing_heap_counts_down_and_is_reset(void **state)
     lg__free(two);
     lg__free(five);
     assert_null(lg__calloc(SIZE_MAX / 2, 3));
+    assert_null(lg__pages_new(SIZE_MAX / 4)); /* no address space has room for that */
+    assert_null(lg__pages_new(SIZE_MAX));
 }
 
 /* --------------------------------------------------------------------- hashes */
@@ -422,6 +424,16 @@ static void json_members_are_asked_for_by_type_and_missing_ones_named(void **sta
     assert_int_equal(lg__json_get_str(o, "nul", 30, &s, &err), LG_ERR_FORMAT);
     assert_int_equal(lg__json_get_str(o, "n", 30, &s, &err), LG_ERR_FORMAT);
     assert_int_equal(lg__json_get(o, "z", JSON_STRING, &member, &err), LG_ERR_FORMAT);
+    static const struct {
+        json_type type;
+        const char *says;
+    } kinds[] = {{JSON_OBJECT, "\"s\" is not an object"},   {JSON_ARRAY, "\"s\" is not an array"},
+                 {JSON_INTEGER, "\"s\" is not an integer"}, {JSON_REAL, "\"s\" is not a number"},
+                 {JSON_TRUE, "\"s\" is not a boolean"},     {JSON_NULL, "\"s\" is not null"}};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        assert_int_equal(lg__json_get(o, "s", kinds[i].type, &member, &err), LG_ERR_FORMAT);
+        assert_string_equal(err.message, kinds[i].says);
+    }
     assert_int_equal(lg__json_optional(o, "z", JSON_STRING, &member, &err), LG_OK);
     assert_null(member);
     assert_int_equal(lg__json_get(o, "b", JSON_FALSE, &member, &err), LG_OK);
@@ -562,6 +574,30 @@ static void names_from_files_are_shown_without_control_bytes_and_cut_at_characte
     }
 }
 
+static void a_text_that_is_cut_keeps_whole_characters(void **state)
+{
+    (void)state;
+    char out[8];
+    for (size_t pad = 0; pad < 4; pad++) {
+        char text[32] = "";
+        memset(text, 'x', pad);
+        strcat(text, "€€€€");
+        lg__text_copy(out, sizeof out, text);
+        assert_int_equal(strlen(out), pad + (7 - pad) / 3 * 3);
+        assert_true(lg__utf8_valid(out, strlen(out)));
+        assert_memory_equal(out, text, strlen(out));
+    }
+    lg__text_copy(out, sizeof out, "1234567");
+    assert_string_equal(out, "1234567");
+    lg__text_copy(out, sizeof out, "12345678");
+    assert_string_equal(out, "1234567");
+    lg__text_copy(out, 1, "x");
+    assert_string_equal(out, "");
+    /* What is no UTF-8 is not lost by it. */
+    lg__text_copy(out, sizeof out, "\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80");
+    assert_int_equal(strlen(out), 4);
+}
+
 static void overlong_error_messages_are_cut_at_a_characters_edge(void **state)
 {
     (void)state;
@@ -596,6 +632,7 @@ static void errors_lead_from_the_outside_in_and_keep_their_cause(void **state)
     assert_int_equal(err.os_errno, ENOSPC);
     assert_int_equal(err.rank, 2);
     assert_int_equal(lg_error_set(NULL, LG_ERR_STATE, "nobody listens"), LG_ERR_STATE);
+    assert_int_equal(lg_error_wrap(NULL, "nobody listens"), LG_ERR_INTERNAL);
     static const struct {
         int os_errno;
         lg_status status;
@@ -648,6 +685,7 @@ int main(void)
         {"K15: paths that could leave the root are refused", paths_that_could_leave_the_root_are_refused, NULL, NULL,
          NULL},
         TEST(names_from_files_are_shown_without_control_bytes_and_cut_at_characters),
+        TEST(a_text_that_is_cut_keeps_whole_characters),
         TEST(overlong_error_messages_are_cut_at_a_characters_edge),
         TEST(errors_lead_from_the_outside_in_and_keep_their_cause),
         TEST(every_status_has_a_name_and_a_text),

@@ -543,10 +543,12 @@ static void test_file_alone(void **state)
     lg__buf text;
     lg__buf_init(&text, 1 << 20);
     uint64_t shape[] = {2, 3};
-    lg__st_entry entries[] = {{"a", LG_F32, 2, shape, NULL, 0, 0}, {"b", LG_U8, 2, shape, NULL, 0, 0}};
+    uint64_t none[] = {3, 0};
+    lg__st_entry entries[] = {
+        {"a", LG_F32, 2, shape, NULL, 0, 0}, {"b", LG_U8, 2, shape, NULL, 0, 0}, {"c", LG_U8, 2, none, NULL, 0, 0}};
     lg__st_meta meta = {"k", "v"};
     uint64_t data_bytes;
-    OK(lg__st_plan(entries, 2, &meta, 1, true, 8, &text, &data_bytes, &err));
+    OK(lg__st_plan(entries, 3, &meta, 1, true, 8, &text, &data_bytes, &err));
     char data[30];
     for (int i = 0; i < 30; i++) {
         data[i] = (char)i;
@@ -559,7 +561,7 @@ static void test_file_alone(void **state)
     for (size_t i = 0; i < 2; i++) {
         lg_safetensors *f;
         OK(lg_safetensors_open(paths[i], &f, &err));
-        assert_int_equal(lg_safetensors_count(f), 2);
+        assert_int_equal(lg_safetensors_count(f), 3);
         const char *name, *key, *value;
         lg_dtype dtype;
         uint32_t ndim;
@@ -576,7 +578,9 @@ static void test_file_alone(void **state)
         OK(lg_safetensors_read(f, 1, back, 6, &err));
         assert_memory_equal(back, data + 24, 6);
         FAILS(LG_ERR_INVALID, lg_safetensors_read(f, 1, back, 7, &err));
+        OK(lg_safetensors_read(f, 2, NULL, 0, &err)); /* nothing to read */
         FAILS(LG_ERR_INVALID, lg_safetensors_read(f, 2, back, 7, &err));
+        FAILS(LG_ERR_INVALID, lg_safetensors_read(f, 3, back, 7, &err));
         assert_int_equal(lg_safetensors_metadata_count(f), 1);
         OK(lg_safetensors_metadata(f, 0, &key, &value, &err));
         assert_string_equal(key, "k");
@@ -671,6 +675,42 @@ static void test_no_memory(void **state)
     }
 }
 
+/* What is handed out lives as long as the checkpoint, and is made once. */
+static void test_state_no_memory(void **state)
+{
+    sample *s = *state;
+    lg_error err = LG_ERROR_INIT;
+    const size_t keys = lg_checkpoint_global_count(s->c);
+    assert_true(keys > 0);
+    size_t failed = 0;
+    bool done = false;
+    for (size_t n = 0; !done; n++) {
+        lg_checkpoint *c = NULL;
+        OK(lg__checkpoint_open_in(s->store, false, s->folder, NULL, 0, &c, &err));
+        done = true;
+        lg__mem_fail_after(n);
+        for (size_t i = 0; i < keys && done; i++) {
+            const char *key = lg_checkpoint_global_key(c, i), *text = NULL;
+            const void *data = NULL;
+            size_t bytes = 0;
+            lg_status st = key == NULL ? LG_ERR_NOMEM : lg_checkpoint_global_json(c, key, &text, &err);
+            if (st == LG_OK) {
+                st = lg_checkpoint_global_bytes(c, key, &data, &bytes, &err);
+                st = st == LG_ERR_MISMATCH ? LG_OK : st; /* another kind */
+            }
+            done = st == LG_OK;
+            if (!done) {
+                assert_int_equal(st, LG_ERR_NOMEM);
+                failed++;
+            }
+        }
+        lg__mem_fail_after(SIZE_MAX);
+        assert_non_null(lg_checkpoint_global_key(c, 0)); /* with memory again */
+        lg_checkpoint_close(c);
+    }
+    assert_true(failed > 3);
+}
+
 int main(void)
 {
 #define T(name, f)                     \
@@ -701,6 +741,7 @@ int main(void)
         T("a single safetensors file is opened by a relative path", test_file_relative),
         T("K13: what is no safetensors file is named for what it is", test_file_wrong),
         T("every failed allocation while opening and loading is an ordinary error", test_no_memory),
+        T("every failed allocation while state is read is an ordinary error", test_state_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -215,6 +215,26 @@ static void k06_waiting_for_the_background_does_not_follow_the_time_of_day(void 
     }
 }
 
+/* A time that the format has no room for is not written: it is only a note. */
+static void k02_a_year_of_five_digits_keeps_nobody_from_saving(void **state)
+{
+    (void)state;
+    test_root root;
+    root_make(&root, ROOT_MEMORY);
+    skew = YEARS(60000);
+    run_spec s = run_of(2, STEPS(10));
+    root_run(&root, &s);
+    skew = 0;
+    lg__walk *w = NULL;
+    lg_error err = LG_ERROR_INIT;
+    assert_int_equal(lg__walk_read(root.store, &w, &err), LG_OK);
+    assert_int_equal(w->n, 1);
+    assert_string_equal(w->items[0].m->created, "1970-01-01T00:00:00Z");
+    lg__walk_free(w);
+    assert_int_equal(newest(root.store), 10);
+    root_drop(&root);
+}
+
 /* What it is asked for is a note in a file, to the second. */
 static void nothing_else_asks_for_the_time_of_day(void **state)
 {
@@ -228,6 +248,7 @@ int main(void)
         cmocka_unit_test(k02_k03_a_clock_that_jumps_by_years_at_every_operation_changes_no_choice),
         cmocka_unit_test(k06_deadlines_do_not_follow_the_time_of_day),
         cmocka_unit_test(k06_waiting_for_the_background_does_not_follow_the_time_of_day),
+        cmocka_unit_test(k02_a_year_of_five_digits_keeps_nobody_from_saving),
         cmocka_unit_test(nothing_else_asks_for_the_time_of_day),
     };
     return cmocka_run_group_tests_name("clock", tests, NULL, NULL);

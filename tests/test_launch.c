@@ -527,7 +527,7 @@ ON_EVERY_ROOT(k05_a_session_superseded_during_a_background_save_learns_it_on_all
 /* ------------------------------------------------- processes, forks, exits */
 
 /* 0: as it must be. */
-static int child_of_a_session(lg_session *s, const void *pages)
+static int child_of_a_session(lg_session *s, lg_save *begun, const void *pages)
 {
     lg_error err = LG_ERROR_INIT;
     lg_save *save;
@@ -535,6 +535,9 @@ static int child_of_a_session(lg_session *s, const void *pages)
     lg_session_status status;
     if (lg_save_begin(s, 5, NULL, &save, &err) != LG_ERR_STATE || strstr(err.message, "fork") == NULL) {
         return 1;
+    }
+    if (lg_save_commit(begun, NULL, &err) != LG_ERR_STATE || strstr(err.message, "fork") == NULL) {
+        return 6;
     }
     if (lg_session_fence(s, 10, &err) != LG_ERR_STATE || lg_session_wait(s, 10, NULL, &err) != LG_ERR_STATE ||
         lg_session_staged(s, &staged, &err) != LG_ERR_STATE ||
@@ -570,11 +573,14 @@ static void k06_f094_k20_children_of_fork_inherit_nothing_harmful(void **state)
     for (uint64_t step = 1; step <= 20; step++) {
         model_fill(&m, step);
         assert_int_equal(model_launch(s, &m, step, NULL, NULL, &err), LG_OK);
+        lg_save *next = NULL;
+        assert_int_equal(lg_save_begin(s, step + 100, NULL, &next, &err), LG_OK);
         pid_t child = fork(); /* in the middle of a save */
         assert_true(child >= 0);
         if (child == 0) {
-            leave_child(child_of_a_session(s, s->pages));
+            leave_child(child_of_a_session(s, next, s->pages));
         }
+        lg_save_abort(next);
         assert_int_equal(lg_session_fence(s, 60000, &err), LG_OK);
         int status;
         assert_int_equal(waitpid(child, &status, 0), child);

@@ -47,11 +47,13 @@ static void state_make(state *s, uint64_t seed)
         tensor *t = &s->t[i];
         snprintf(t->name, sizeof t->name, "layers.%zu.weight", i);
         t->dtype = dtypes[i % 4];
-        t->ndim = i < 2 ? 2 : (uint32_t)(build_random(&seed) % 4);
+        t->ndim = i < 2 || i == 3 ? 2 : (uint32_t)(build_random(&seed) % 4);
         t->elements = 1;
         for (uint32_t d = 0; d < t->ndim; d++) {
             /* two of several MiB, with a rest in each cut */
             t->shape[d] = i < 2 ? (d == 0 ? 1031 : 1500) : 1 + build_random(&seed) % 60;
+            /* one of fewer pieces than there may be ranks */
+            t->shape[d] = i == 3 ? (d == 0 ? 150 : 192) : t->shape[d];
             t->elements *= t->shape[d];
         }
         t->bytes = t->elements * lg_dtype_bits(t->dtype) / 8;
@@ -390,6 +392,21 @@ static void damage(void **arg)
     assert_non_null(strstr(env[0].err.message, "is damaged"));
 }
 
+/* Sharing was not asked for: large tensors are shared all the same. */
+static void damage_of_sums(void **arg)
+{
+    fixture *x = *arg;
+    char folders[4][64];
+    assert_int_equal(root_folders(&x->root, folders, 4), 2);
+    root_flip(&x->root, folders[1], "rank-00001.sums", 20);
+    plan p = new_plan(x, 0);
+    rank_env env[WORLD];
+    run_plan(x, &p, WORLD, LG_OK, env);
+    for (uint32_t r = 0; r < WORLD; r++) {
+        assert_int_equal(p.loaded[r], 1);
+    }
+}
+
 static void one_fails(void **arg)
 {
     fixture *x = *arg;
@@ -522,6 +539,7 @@ int main(void)
         TEST("on as many ranks as saved each reads its own file, and each header is read once", heads_once),
         TEST("any mixture of wants, strides and caps comes right to every rank", anything),
         TEST("K06: damage that one rank finds in its piece makes all step back", damage),
+        TEST("K06: a damaged sums file makes all step back", damage_of_sums),
         TEST("K06 F098: one rank's error is every rank's, at any read", one_fails),
         TEST("K06: a rank that is lost between two rounds is named within the deadline", dies_in_the_middle),
         TEST("bytes that are changed on their way between ranks are found", wrong_bytes),

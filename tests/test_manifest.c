@@ -163,6 +163,20 @@ static void a_first_checkpoint_has_no_parent_and_may_be_empty(void **state)
     lg__buf_free(&b);
 }
 
+static void a_manifest_without_state_has_an_empty_one(void **state)
+{
+    (void)state;
+    lg__manifest *m = sample(), *back = NULL;
+    json_decref(m->state);
+    m->state = NULL;
+    lg__buf b = bytes_of(m);
+    CHECK(lg__manifest_decode(b.data, b.len, &back, oops));
+    assert_true(json_is_object(back->state));
+    assert_int_equal(json_object_size(back->state), 0);
+    lg__manifest_free(back);
+    lg__buf_free(&b);
+}
+
 static void a_tombstone_comes_back_as_it_was(void **state)
 {
     (void)state;
@@ -830,6 +844,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST("a manifest comes back as it was", a_manifest_comes_back_as_it_was),
         TEST("a first checkpoint has no parent and may be empty", a_first_checkpoint_has_no_parent_and_may_be_empty),
+        TEST("a manifest without state has an empty one", a_manifest_without_state_has_an_empty_one),
         TEST("a tombstone comes back as it was", a_tombstone_comes_back_as_it_was),
         TEST("rows are on lines of their own and the file ends with a newline",
              rows_are_on_lines_of_their_own_and_the_file_ends_with_a_newline),

@@ -190,6 +190,12 @@ static void describe_rows(lg_save *save, uint32_t rank)
     add(save, "c", LG_F32, shape_86, columns);
 }
 
+static void describe_two_forms(lg_save *save, uint32_t rank)
+{
+    describe_rows(save, rank);
+    add(save, "d", LG_BF16, shape_68, rows);
+}
+
 static void rank_2_lacks_one(lg_save *save, uint32_t rank)
 {
     add(save, "a", LG_F32, shape_86, rows);
@@ -271,6 +277,22 @@ static void two_layouts_for_one_name(lg_save *save, uint32_t rank)
     lg_layout *stage = NULL;
     assert_ok(lg_layout_create(&d, &stage, err));
     add(save, "w", LG_F32, shape_86, stage);
+    lg_layout_free(stage);
+}
+
+/* Two that have nothing but the name in common. */
+static void weights_and_moments_with_one_name(lg_save *save, uint32_t rank)
+{
+    static const uint32_t size = 2;
+    const lg_split split = {0, 0, 0, LG_SPLIT_CEIL};
+    lg_layout_desc d = LG_LAYOUT_DESC_INIT;
+    d.mesh_ndim = 1, d.mesh_sizes = &size, d.mesh_origin = rank / 2 * 2, d.n_splits = 1, d.splits = &split;
+    lg_layout *stage = NULL;
+    assert_ok(lg_layout_create(&d, &stage, err));
+    lg_tensor t = kit_tensor("w", rank < 2 ? LG_BF16 : LG_F32, 2, rank < 2 ? shape_86 : shape_68, some);
+    t.group = rank < 2 ? LG_GROUP_MODEL : LG_GROUP_OPTIM;
+    t.layout = stage;
+    assert_ok(lg_save_tensor(save, &t, err));
     lg_layout_free(stage);
 }
 
@@ -377,6 +399,12 @@ static void alias_not_stored(lg__report **reports)
     reports[0]->aliases = &row;
     reports[0]->n_aliases = 1;
 }
+static void alias_of_another_form(lg__report **reports)
+{
+    static lg__report_alias row = {"d", "a", true};
+    reports[0]->aliases = &row;
+    reports[0]->n_aliases = 1;
+}
 static void alias_of_alias(lg__report **reports)
 {
     static lg__report_alias row[] = {{"x", "a", false}, {"y", "x", false}};
@@ -436,6 +464,10 @@ static const contradiction contradictions[] = {
      "rank 2 saved 2 tensors under a layout of 4 ranks, as rank 0 did, but not the same ones"},
     {"two tensors of one name", two_stages_with_one_name, NULL, 0, 2, LG_ERR_CONFLICT,
      "two different tensors are called \"w\", on ranks 0 and 2: shape [8, 6] and [6, 8], another layout"},
+    {"weights and moments of one name", weights_and_moments_with_one_name, NULL, 0, 2, LG_ERR_CONFLICT,
+     "two different tensors are called \"w\", on ranks 0 and 2: group model and optim, dtype BF16 and F32, shape [8, "
+     "6] "
+     "and [6, 8], another layout"},
     {"two layouts of one name", two_layouts_for_one_name, NULL, 0, 2, LG_ERR_CONFLICT,
      "two different tensors are called \"w\", on ranks 0 and 2: another layout"},
     {"a layout and a box", a_box_and_a_layout, NULL, 0, 2, LG_ERR_CONFLICT,
@@ -461,6 +493,8 @@ static const contradiction contradictions[] = {
      "alias \"x\" on rank 0: there is no tensor \"nothing\""},
     {"alias without its bytes", describe_rows, alias_not_stored, 0, -2, LG_ERR_CONFLICT,
      "alias \"x\" on rank 0 is said to be stored, but no rank has it"},
+    {"alias of a tensor of another form", describe_two_forms, alias_of_another_form, 0, 0, LG_ERR_CONFLICT,
+     "rank 0: \"a\" and \"d\" differ: dtype F32 and BF16, shape [8, 6] and [6, 8]"},
     {"alias of an alias", describe_rows, alias_of_alias, 0, -2, LG_ERR_CONFLICT,
      "alias \"y\" on rank 0: \"x\" is an alias too"},
     {"a report that lists less than it counts", describe_rows, too_many_tensors, 0, -2, LG_ERR_CONFLICT,
@@ -508,6 +542,25 @@ static void a_tensor_lost_and_another_gained_is_found(void **state)
     lg__manifest *m = NULL;
     assert_fails(LG_ERR_CONFLICT, "rank 3 saved 2 tensors under a layout of 4 ranks, as rank 0 did",
                  merge(reports, &m, err));
+    free_reports(reports);
+}
+
+static void saying_what_contradicts_survives_each_failing_allocation(void **state)
+{
+    (void)state;
+    lg__report *reports[WORLD];
+    make_reports(reports, 0, rank_0_lacks_a_layout);
+    lg_status status = LG_ERR_NOMEM;
+    for (size_t n = 0; status == LG_ERR_NOMEM; n++) {
+        lg_error err = LG_ERROR_INIT;
+        lg__manifest *m = NULL;
+        lg__mem_fail_after(n);
+        status = merge(reports, &m, &err);
+        lg__mem_fail_after(SIZE_MAX);
+        assert_null(m);
+        assert_true(n < 10000);
+    }
+    assert_int_equal(status, LG_ERR_CONFLICT);
     free_reports(reports);
 }
 
@@ -604,6 +657,36 @@ static void a_large_world_is_merged_and_a_lost_tensor_named(void **state)
     lg_layout_free(wide);
 }
 
+/* Of many ranks a few are named. */
+static void many_ranks_that_saved_what_their_first_did_not_are_counted(void **state)
+{
+    (void)state;
+    static const uint64_t shape[] = {16, 8};
+    lg_layout *wide = kit_rows(MAX_RANKS, 0);
+    lg__report *reports[MAX_RANKS];
+    lg__written written[MAX_RANKS] = {0};
+    for (uint32_t r = 0; r < MAX_RANKS; r++) {
+        lg_save *save = kit_save(r, MAX_RANKS, 0);
+        if (r > 0) {
+            add(save, "w", LG_F32, shape, wide);
+        }
+        assert_ok(make_report(save, &reports[r], err));
+        lg_save_abort(save);
+        written[r].sums_bytes = 100;
+    }
+    lg__manifest *m = NULL;
+    assert_ok(new_manifest(&m, err));
+    assert_fails(LG_ERR_CONFLICT,
+                 "ranks 1, 2, 3, 4, 5, 6, 7, 8, … (15 in all) saved 1 tensor under a layout of which its first rank "
+                 "saved none; without them rank 0",
+                 lg__merge((const lg__report *const *)reports, MAX_RANKS, written, m, err));
+    lg__manifest_free(m);
+    for (uint32_t r = 0; r < MAX_RANKS; r++) {
+        lg__report_free(reports[r]);
+    }
+    lg_layout_free(wide);
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -634,9 +717,11 @@ int main(void)
         {"K04 F070, K05 F088, K08 F133: contradictions are found and the culprit is named",
          contradictions_are_found_and_the_culprit_is_named, NULL, NULL, NULL},
         cmocka_unit_test(a_tensor_lost_and_another_gained_is_found),
+        cmocka_unit_test(saying_what_contradicts_survives_each_failing_allocation),
         cmocka_unit_test(merging_survives_each_failing_allocation),
         cmocka_unit_test(reporting_survives_each_failing_allocation),
         cmocka_unit_test(a_large_world_is_merged_and_a_lost_tensor_named),
+        cmocka_unit_test(many_ranks_that_saved_what_their_first_did_not_are_counted),
     };
     return cmocka_run_group_tests_name("merge", tests, set_up, tear_down);
 }

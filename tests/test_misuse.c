@@ -84,8 +84,20 @@ static void want_of_memory_while_parsing_is_never_a_wrong_file(void **state)
             json_decref(json);
         }
     }
+    /* So long that room for it is asked for beforehand. */
+    static char longest[5000];
+    memset(longest, 'x', sizeof longest);
+    longest[0] = longest[sizeof longest - 1] = '"';
     lg_error err = LG_ERROR_INIT;
     json_t *json = NULL;
+    lg__mem_fail_after(0);
+    lg_status st = lg__json_parse(longest, sizeof longest, &json, &err);
+    lg__mem_fail_after(SIZE_MAX);
+    check_status(st, LG_ERR_NOMEM, "a long string", &err, __FILE__, __LINE__);
+    assert_null(json);
+    OK(lg__json_parse(longest, sizeof longest, &json, &err));
+    assert_int_equal(json_string_length(json), sizeof longest - 2);
+    json_decref(json);
     FAILS(LG_ERR_FORMAT, lg__json_parse("{\"a\":}", 6, &json, &err));
 }
 
@@ -187,6 +199,71 @@ static void want_of_memory_does_not_make_a_checkpoint_the_last_one(void **state)
         }
     }
     assert_true(n > 100);
+    root_drop(&root);
+}
+
+static void nobody(const char *name, uint64_t bytes, void *arg)
+{
+    (void)name;
+    (void)bytes;
+    (void)arg;
+}
+
+static lg_status command(int which, const char *root, const char *where, lg_error *err)
+{
+    lg_listing *list = NULL;
+    lg_prune_options o = LG_PRUNE_OPTIONS_INIT;
+    o.keep_last = 2;
+    lg_status st;
+    switch (which) {
+    case 0:
+        st = lg_list(root, LG_LIST_ALL, &list, err);
+        lg_listing_free(list);
+        return st;
+    case 1:
+        return lg_pin(where, 1, "kept", err);
+    case 2:
+        return lg_prune(root, &o, NULL, NULL, err);
+    default:
+        return lg_sweep(root, 1, nobody, NULL, err);
+    }
+}
+
+static void want_of_memory_in_any_command_is_said_and_harms_nothing(void **state)
+{
+    (void)state;
+    test_root root;
+    root_make(&root, ROOT_MEMORY);
+    run_spec s = {.world = 2};
+    static const uint64_t steps[] = {10, 20, 30};
+    s.steps = steps, s.n_steps = 3;
+    root_run(&root, &s);
+    lg_error err = LG_ERROR_INIT;
+    OK(lg__store_make_dir(root.store, ".trash-1.0123456789abcdef-step-000000000005.g1.9", &err));
+    OK(lg__store_put_new(root.store, ".trash-1.0123456789abcdef-step-000000000005.g1.9/shard", "x", 1, &err));
+    char where[300];
+    snprintf(where, sizeof where, "%s@10", root.path);
+    for (int which = 0; which < 4; which++) {
+        lg_status st = LG_ERR_NOMEM;
+        size_t n = 0;
+        for (; st == LG_ERR_NOMEM; n++) {
+            lg__mem_fail_after(n);
+            st = command(which, root.path, where, &err);
+            lg__mem_fail_after(SIZE_MAX);
+        }
+        check_status(st, LG_OK, "a command", &err, __FILE__, __LINE__);
+        assert_true(n > 10);
+        OK(command(which, root.path, where, &err)); /* and again */
+        char folders[3][64];
+        assert_int_equal(root_folders(&root, folders, 3), 3);
+    }
+    lg__walk *w = NULL;
+    lg__pin_state pin;
+    OK(lg__walk_read(root.store, &w, &err));
+    OK(lg__pin_read(root.store, w->items[2].name, w->items[2].m->sha256, &pin, &err));
+    assert_true(pin.pinned);
+    assert_int_equal(pin.highest, 1); /* one record, whatever failed before */
+    lg__walk_free(w);
     root_drop(&root);
 }
 
@@ -415,8 +492,10 @@ static lg_status late_run(lg_comm *comm, lg_store *store, lg_error *err)
     model m;
     model_init(&m, comm->rank, comm->size);
     m.stats_differ = true; /* one exchange more */
+    lg_resume_options ro = LG_RESUME_OPTIONS_INIT;
+    ro.flags = LG_RESUME_ROUNDS; /* and another one */
     lg_resume_result *r = NULL;
-    lg_status st = lg_resume(s, NULL, model_targets, &m, &r, err);
+    lg_status st = lg_resume(s, &ro, model_targets, &m, &r, err);
     lg_resume_result_free(r);
     if (st == LG_OK) {
         model_fill(&m, 20);
@@ -430,6 +509,176 @@ static lg_status late_run(lg_comm *comm, lg_store *store, lg_error *err)
     }
     lg_session_close(s, NULL);
     return st;
+}
+
+/* ------------------------------------- what one rank sends is not what it should be
+ *
+ * As a rank of another version would, or one that is in another call: its n-th
+ * exchange has one byte. */
+
+typedef struct cutter {
+    lg_comm *inner;
+    uint32_t victim;
+    int at, count;
+    bool did, flips; /* the first bit is another instead */
+} cutter;
+
+static bool cut_now(cutter *c)
+{
+    const bool now = c->inner->rank == c->victim && ++c->count == c->at;
+    c->did = c->did || now;
+    return now;
+}
+
+static lg_status cut_barrier(void *ctx, uint64_t deadline_ms, lg_error *err)
+{
+    cutter *c = ctx;
+    return c->inner->ops->barrier(c->inner->ctx, deadline_ms, err);
+}
+
+static lg_status cut_all_gather(void *ctx, const void *data, size_t bytes, void **all, size_t *sizes,
+                                uint64_t deadline_ms, lg_error *err)
+{
+    cutter *c = ctx;
+    const bool now = cut_now(c) && bytes > 1;
+    if (!now || !c->flips) {
+        return c->inner->ops->all_gather(c->inner->ctx, data, now ? 1 : bytes, all, sizes, deadline_ms, err);
+    }
+    char *other = malloc(bytes);
+    memcpy(other, data, bytes);
+    other[0] ^= 1;
+    lg_status st = c->inner->ops->all_gather(c->inner->ctx, other, bytes, all, sizes, deadline_ms, err);
+    free(other);
+    return st;
+}
+
+static lg_status cut_broadcast(void *ctx, void **data, size_t *bytes, uint32_t from, uint64_t deadline_ms,
+                               lg_error *err)
+{
+    cutter *c = ctx;
+    size_t one = 1;
+    const bool now = from == c->victim && cut_now(c) && c->inner->rank == from;
+    return c->inner->ops->broadcast(c->inner->ctx, data, now ? &one : bytes, from, deadline_ms, err);
+}
+
+static lg_status cut_all_to_all(void *ctx, const void *const *send, const size_t *send_bytes, void **recv,
+                                size_t *recv_bytes, uint64_t deadline_ms, lg_error *err)
+{
+    cutter *c = ctx;
+    return c->inner->ops->all_to_all(c->inner->ctx, send, send_bytes, recv, recv_bytes, deadline_ms, err);
+}
+
+static const lg_comm_ops cut_ops = {.version = LG_COMM_OPS_VERSION,
+                                    .barrier = cut_barrier,
+                                    .all_gather = cut_all_gather,
+                                    .broadcast = cut_broadcast,
+                                    .all_to_all = cut_all_to_all};
+
+typedef struct cut_case {
+    uint32_t victim;
+    int at;
+    bool did, flips;
+} cut_case;
+
+static void cut_rank(rank_env *env)
+{
+    cut_case *c = env->arg;
+    cutter k = {.inner = env->comm, .victim = c->victim, .at = c->at, .flips = c->flips};
+    lg_comm *comm;
+    RANK_TRY(env, lg_comm_create(&cut_ops, &k, env->rank, env->world, &comm, &env->err));
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.comm = comm;
+    o.store = env->store;
+    o.deadline_ms = LATE_MS;
+    lg_session *s = NULL;
+    env->status = lg_session_open("root", &o, &s, &env->err);
+    model m;
+    model_init(&m, comm->rank, comm->size);
+    m.stats_differ = true;
+    if (env->status == LG_OK) {
+        lg_resume_result *r = NULL;
+        env->status = lg_resume(s, NULL, model_targets, &m, &r, &env->err);
+        lg_resume_result_free(r);
+    }
+    if (env->status == LG_OK) {
+        model_fill(&m, 20);
+        env->status = model_save(s, &m, 20, NULL, &env->err);
+    }
+    lg_session_close(s, NULL);
+    lg_comm_free(comm);
+    if (env->rank == c->victim) {
+        c->did = k.did;
+    }
+}
+
+static size_t says(const rank_env *env, const char *format, uint32_t victim)
+{
+    char text[80];
+    snprintf(text, sizeof text, format, victim);
+    return env->status != LG_OK && strstr(env->err.message, text) != NULL;
+}
+
+static void k06_a_rank_that_sends_something_else_is_named_by_all_others(void **state)
+{
+    (void)state;
+    for (uint32_t victim = 0; victim < LATE_WORLD; victim += 2) {
+        bool did = true;
+        size_t versions = 0, calls = 0, lists = 0, told = 0;
+        for (int at = 1; did; at++) {
+            test_root root;
+            root_make(&root, ROOT_MEMORY);
+            run_spec before = {.world = 2};
+            static const uint64_t steps[] = {10};
+            before.steps = steps, before.n_steps = 1;
+            root_run(&root, &before);
+            cut_case c = {.victim = victim, .at = at};
+            rank_env env[LATE_WORLD];
+            run_ranks(LATE_WORLD, root.store, cut_rank, &c, env);
+            did = c.did;
+            const uint64_t found = newest(root.store);
+            bool all = true, none = true;
+            for (uint32_t r = 0; r < LATE_WORLD; r++) {
+                all = all && env[r].status == LG_OK;
+                none = none && env[r].status != LG_OK;
+                versions += says(&env[r], "rank %u runs another version of lastgood", victim);
+                calls += says(&env[r], "rank %u is in another call than lg_save_commit", victim);
+                lists += says(&env[r], "rank %u could not list its tensors", victim);
+                told += says(&env[r], "rank %u sent a message of 1 bytes", victim);
+                /* what was said to be saved is there */
+                if (env[r].status == LG_OK ? found != 20 : found != 10 && found != 20) {
+                    fail_msg("victim %u at %d: rank %u: %s, and step %d is the newest", victim, at, r,
+                             lg_status_name(env[r].status), (int)found);
+                }
+            }
+            /* Rank 0 has told the others what is committed: it does not ask whether they understood. */
+            if (!all && !none && victim != 0) {
+                fail_msg("victim %u at %d: rank 0: %s, rank 1: %s", victim, at, lg_status_name(env[0].status),
+                         lg_status_name(env[1].status));
+            }
+            root_drop(&root);
+        }
+        /* at least one of the others; another one may hear first that somebody left */
+        assert_true(versions >= 1);
+        assert_true(calls >= 2);
+        assert_true(victim == 0 ? told >= 4 : lists >= 1);
+    }
+}
+
+static void k06_a_rank_of_another_version_is_named_when_the_session_opens(void **state)
+{
+    (void)state;
+    for (uint32_t victim = 0; victim < LATE_WORLD; victim += 2) {
+        test_root root;
+        root_make(&root, ROOT_MEMORY);
+        cut_case c = {.victim = victim, .at = 1, .flips = true};
+        rank_env env[LATE_WORLD];
+        run_ranks(LATE_WORLD, root.store, cut_rank, &c, env);
+        for (uint32_t r = 0; r < LATE_WORLD; r++) {
+            assert_int_equal(env[r].status, LG_ERR_CONFLICT);
+            assert_true(says(&env[r], "rank %u runs another version of lastgood", victim));
+        }
+        root_drop(&root);
+    }
 }
 
 static void late_rank(rank_env *env)
@@ -552,6 +801,9 @@ int main(void)
         cmocka_unit_test(a_save_after_one_that_is_not_durable_is_of_the_same_run_and_is_not_skipped),
         cmocka_unit_test(resume_takes_the_newer_one_when_a_checkpoint_is_removed_underneath),
         cmocka_unit_test(k06_a_rank_that_stops_in_any_exchange_is_named_by_all_others),
+        cmocka_unit_test(k06_a_rank_that_sends_something_else_is_named_by_all_others),
+        cmocka_unit_test(k06_a_rank_of_another_version_is_named_when_the_session_opens),
+        cmocka_unit_test(want_of_memory_in_any_command_is_said_and_harms_nothing),
         cmocka_unit_test(k06_a_rank_that_resumes_in_another_way_is_named_and_nobody_waits),
         cmocka_unit_test(an_attempt_that_is_removed_by_another_does_not_keep_a_session_from_opening),
     };

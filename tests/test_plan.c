@@ -450,6 +450,37 @@ static void aliases_need_a_known_name_and_a_new_one(void **state)
     lg_save_abort(save);
 }
 
+/* Its boxes cannot say which rank is to write it. */
+static void a_tensor_without_elements_is_saved_whatever_boxes_it_has(void **state)
+{
+    (void)state;
+    static const uint64_t shape[] = {0, 4}, offset[] = {0, 1}, size[] = {0, 3};
+    const lg_box box = {offset, size, NULL, NULL};
+    lg_save *saves[2];
+    for (uint32_t r = 0; r < 2; r++) {
+        saves[r] = kit_save(r, 2, 0);
+        lg_tensor t = kit_tensor("e", LG_F32, 2, shape, NULL);
+        t.boxes = &box, t.n_boxes = 1;
+        assert_ok(lg_save_tensor(saves[r], &t, err));
+    }
+    assert_ok(kit_settle(saves, 2, false, err));
+    size_t files = 0;
+    for (uint32_t r = 0; r < 2; r++) {
+        lg__plan *plan = make_plan(saves[r]);
+        files += plan->n_files;
+        if (plan->n_files > 0) {
+            lg__st_header *h = parse(&plan->files[0]);
+            assert_int_equal(h->n, 1);
+            assert_string_equal(h->tensors[0].name, "e");
+            assert_int_equal(h->tensors[0].end - h->tensors[0].begin, 0);
+            lg__st_free(h);
+        }
+        lg__plan_free(plan);
+    }
+    assert_int_equal(files, 1); /* one rank has it */
+    kit_abort(saves, 2);
+}
+
 static void empty_tensors_and_equal_addresses_are_never_tied(void **state)
 {
     (void)state;
@@ -492,6 +523,8 @@ static void a_key_keeps_one_value(void **state)
     assert_ok(lg_save_global_str(save, "s", "text", err));
     assert_ok(lg_save_global_json(save, "j", "{\"lr\": [0.5, 1]}", err));
     assert_fails(LG_ERR_FORMAT, "\"k\"", lg_save_global_json(save, "k", "{", err));
+    assert_fails(LG_ERR_FORMAT, "global state \"k\": ", lg_save_global_json(save, "k", "{\"$what\": 1}", err));
+    assert_fails(LG_ERR_FORMAT, "global state \"k\": ", lg_save_global_json(save, "k", "[9007199254740993]", err));
     assert_fails(LG_ERR_INVALID, "UTF-8", lg_save_global_str(save, "s2", "\xff", err));
     assert_fails(LG_ERR_INVALID, "key", lg_save_global_str(save, "", "x", err));
     assert_fails(LG_ERR_INVALID, "\"k\"", lg_save_global_str(save, "k", NULL, err));
@@ -629,6 +662,7 @@ int main(void)
         cmocka_unit_test(aliases_need_a_known_name_and_a_new_one),
         {"K11 F196, F197: empty tensors and equal addresses are never tied",
          empty_tensors_and_equal_addresses_are_never_tied, NULL, NULL, NULL},
+        cmocka_unit_test(a_tensor_without_elements_is_saved_whatever_boxes_it_has),
         cmocka_unit_test(a_key_keeps_one_value),
         cmocka_unit_test(bytes_of_a_rank_and_attached_files_are_copied_and_unique),
         cmocka_unit_test(steps_and_flags_are_checked),

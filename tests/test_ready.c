@@ -31,6 +31,7 @@ typedef struct device {
     int64_t ready; /* the number of fills that are done */
     uint32_t fills;
     lg_status refuse;
+    bool silent; /* it refuses without a word */
     float *to;
     float from;
     pthread_t thread;
@@ -56,6 +57,9 @@ static lg_status fill(void *arg, lg_error *err)
 {
     device *d = arg;
     d->fills++;
+    if (d->refuse != LG_OK && d->silent) {
+        return d->refuse;
+    }
     if (d->refuse != LG_OK) {
         return lg_error_set(err, d->refuse, "the device is on fire");
     }
@@ -337,12 +341,101 @@ static void refuse_to_fill(rank_env *env)
     state_free(&s);
 }
 
+static void refuse_without_a_word(rank_env *env)
+{
+    lg_session *session;
+    lg_session_options so = LG_SESSION_OPTIONS_INIT;
+    so.comm = env->comm, so.store = env->store, so.deadline_ms = 20000;
+    RANK_TRY(env, lg_session_open("root", &so, &session, &env->err));
+    state s;
+    state_init(&s, env->world);
+    state_fill(&s, 2, env->rank);
+    s.device.refuse = env->rank == 1 ? LG_ERR_LIMIT : LG_OK;
+    s.device.silent = true;
+    RANK_TRY(env, launch(session, &s, env->world, 2, 0, (lg_launch_options)LG_LAUNCH_OPTIONS_INIT, NULL, &env->err));
+    device_finish(&s.device);
+    lg_error told = LG_ERROR_INIT;
+    RANK_CHECK(env, lg_session_wait(session, 20000, NULL, &told) == LG_ERR_LIMIT);
+    RANK_CHECK(env, told.rank == 1);
+    RANK_CHECK(env, strstr(told.message, "the function that fills the launch's memory failed") != NULL);
+    RANK_TRY(env, lg_session_close(session, &env->err));
+    state_free(&s);
+}
+
+/* ------------------------------------------------- closed before it was checked */
+
+typedef struct gate {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool open;
+} gate;
+
+static lg_status wait_at_gate(fault_store *f, const fault_event *e, bool before, void *arg, lg_error *err)
+{
+    (void)f;
+    (void)err;
+    gate *g = arg;
+    if (before && e->op == FAULT_WRITE) {
+        pthread_mutex_lock(&g->lock);
+        while (!g->open) {
+            pthread_cond_wait(&g->changed, &g->lock);
+        }
+        pthread_mutex_unlock(&g->lock);
+    }
+    return LG_OK;
+}
+
+/* A disk that stands still, less staging memory than there is to copy: at the end
+ * of the deadline not all is copied, and nobody will look at the sources again. */
+static void k04_a_save_whose_sources_nobody_can_check_any_more_is_not_committed(void **unused)
+{
+    (void)unused;
+    test_root root;
+    root_make(&root, ROOT_MEMORY);
+    static gate g = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
+    fault_store *f = fault_store_new(root.store);
+    lg_session_options so = LG_SESSION_OPTIONS_INIT;
+    so.store = fault_store_handle(f), so.deadline_ms = short_ms(300), so.staging_bytes = UINT64_C(1) << 20;
+    lg_session *session = NULL;
+    lg_error err = LG_ERROR_INIT;
+    assert_int_equal(lg_session_open("root", &so, &session, &err), LG_OK);
+    int staged = 0;
+    assert_int_equal(lg_session_staged(session, &staged, &err), LG_OK);
+    assert_int_equal(staged, 1); /* nothing is under way */
+    const uint64_t shape[] = {8 * N};
+    float *w = calloc(8 * N, sizeof *w);
+    assert_non_null(w);
+    lg_tensor t = LG_TENSOR_INIT;
+    t.name = "w", t.ndim = 1, t.shape = shape, t.data = w, t.flags = LG_TENSOR_LAZY;
+    lg_save *save = NULL;
+    assert_int_equal(lg_save_begin(session, 1, NULL, &save, &err), LG_OK);
+    assert_int_equal(lg_save_tensor(save, &t, &err), LG_OK);
+    lg_launch_options o = LG_LAUNCH_OPTIONS_INIT;
+    o.flags = LG_LAUNCH_CHECK_SOURCES;
+    fault_store_set_hook(f, wait_at_gate, &g);
+    assert_int_equal(lg_save_launch(save, &o, NULL, &err), LG_OK);
+    assert_int_equal(lg_session_close(session, &err), LG_ERR_TIMEOUT);
+    assert_non_null(strstr(err.message, "closed before the save was durable"));
+    pthread_mutex_lock(&g.lock);
+    g.open = true;
+    pthread_cond_broadcast(&g.changed);
+    pthread_mutex_unlock(&g.lock);
+    while (lg__background_left > 0) {
+        lg__pause(0);
+    }
+    free(w);
+    fault_store_free(f);
+    assert_int_equal(newest(root.store), 0);
+    root_drop(&root);
+}
+
 static void k06_a_device_that_refuses_fails_the_save_on_all_ranks(void **unused)
 {
     (void)unused;
     test_root root;
     root_make(&root, ROOT_MEMORY);
     run_all(2, root.store, refuse_to_fill, NULL);
+    run_all(2, root.store, refuse_without_a_word, NULL);
     root_drop(&root);
 }
 
@@ -412,6 +505,7 @@ int main(void)
         cmocka_unit_test(k04_memory_that_is_filled_late_is_not_read_before),
         cmocka_unit_test(k06_memory_that_is_never_filled_fails_the_save_on_all_ranks_within_the_deadline),
         cmocka_unit_test(k06_a_device_that_refuses_fails_the_save_on_all_ranks),
+        cmocka_unit_test(k04_a_save_whose_sources_nobody_can_check_any_more_is_not_committed),
         cmocka_unit_test(a_launch_that_skips_fills_nothing),
         cmocka_unit_test(waiting_ends_when_it_is_given_up),
     };

@@ -148,6 +148,9 @@ static void texts_are_cut_when_too_long(void **state)
         assert_true(strlen(out) < bytes);
         assert_int_equal(out[bytes], 'x');
     }
+    out[0] = 'x';
+    assert_ptr_equal(lg__region_text(&a, out, 0), out);
+    assert_int_equal(out[0], 'x');
     lg__region large = {.ndim = LG_MAX_NDIM};
     for (uint32_t d = 0; d < LG_MAX_NDIM; d++) {
         large.offset[d] = UINT64_MAX / 2;

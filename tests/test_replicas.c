@@ -247,6 +247,16 @@ static void aliases_must_be_declared_alike(void **state)
     assert_fails(LG_ERR_CONFLICT, "\"b\" is an alias of \"a\" on rank 0, but a tensor of its own on rank 2",
                  kit_settle(saves, WORLD, false, err));
     kit_abort(saves, WORLD);
+    begin(saves);
+    for (uint32_t r = 0; r < WORLD; r++) {
+        add(saves[r], "a", 0, values[r]);
+        if (r != 0) {
+            assert_ok(lg_save_alias(saves[r], "b", "a", err));
+        }
+    }
+    assert_fails(LG_ERR_CONFLICT, "alias \"b\" of \"a\" is declared on rank 1, but not on rank 0",
+                 kit_settle(saves, WORLD, false, err));
+    kit_abort(saves, WORLD);
 }
 
 static void one_rank_alone_is_not_digested(void **state)

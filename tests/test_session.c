@@ -877,6 +877,66 @@ ON_EVERY_ROOT(a_plain_session_does_not_take_the_root_of_a_run)
     assert_int_equal(open_as(root, 0, &err), LG_OK);
 }
 
+/* ------------------------------------------------------- what a resume lacks */
+
+static lg_status targets_and_ghosts(lg_load *load, void *arg, lg_error *err)
+{
+    static const char *const ghosts[] = {"ghost", "another.ghost"};
+    for (size_t i = 0; i < 2; i++) {
+        int64_t nothing = 0;
+        lg_target t = LG_TARGET_INIT;
+        t.name = ghosts[i], t.dtype = LG_I64, t.data = &nothing, t.flags = LG_TENSOR_OPTIONAL;
+        lg_status st = lg_load_tensor(load, &t, err);
+        if (st != LG_OK) {
+            return st;
+        }
+    }
+    return model_targets(load, arg, err);
+}
+
+static void resume_with_ghosts(rank_env *env)
+{
+    const bool *damaged = env->arg;
+    lg_session_options o = LG_SESSION_OPTIONS_INIT;
+    o.flags = LG_SESSION_READ_ONLY;
+    lg_session *s;
+    RANK_TRY(env, begin_session(env, o, &s));
+    model m;
+    model_init(&m, env->rank, env->world);
+    lg_resume_result *r = NULL;
+    lg_resume_options ro = LG_RESUME_OPTIONS_INIT;
+    ro.flags = LG_RESUME_NO_SHARE;            /* each rank reads by itself, and only one meets the damage */
+    for (int again = 0; again < 2; again++) { /* the second time it is known to be damaged */
+        RANK_TRY(env, lg_resume(s, &ro, targets_and_ghosts, &m, &r, &env->err));
+        RANK_CHECK(env, r->step == (*damaged ? 10 : 20) && model_wrong(&m, r->step) == NULL);
+        RANK_CHECK(env, r->n_skipped == (*damaged ? 1 : 0));
+        RANK_CHECK(env, r->n_missing == 2);
+        RANK_CHECK(env, strcmp(r->missing[0], "ghost") == 0 && strcmp(r->missing[1], "another.ghost") == 0);
+        lg_resume_result_free(r);
+        r = NULL;
+    }
+    /* Nothing is asked for: the checkpoint is open all the same. */
+    RANK_TRY(env, lg_resume(s, NULL, NULL, NULL, &r, &env->err));
+    RANK_CHECK(env, r->tensors_loaded == 0 && r->n_missing == 0 && r->checkpoint != NULL);
+    RANK_TRY(env, model_load_state(&m, r->checkpoint, &env->err));
+    lg_resume_result_free(r);
+    lg_session_close(s, NULL);
+}
+
+/* Also on the ranks that had loaded the newest when another one could not. */
+ON_EVERY_ROOT(k22_what_is_optional_and_missing_is_listed_once_by_every_rank)
+{
+    run_spec s = spec_of(2, STEPS(10, 20));
+    root_run(root, &s);
+    bool damaged = false;
+    run_all(2, root->store, resume_with_ghosts, &damaged);
+    char folders[2][64];
+    assert_int_equal(root_folders(root, folders, 2), 2);
+    root_flip(root, folders[1], "shard-00002-optim-00001-of-00002.safetensors", 4096 + 3); /* of rank 1 alone */
+    damaged = true;
+    run_all(2, root->store, resume_with_ghosts, &damaged);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -904,6 +964,7 @@ int main(void)
         cmocka_unit_test(a_rank_that_declares_all_its_tensors_saves_beside_one_that_does_not),
         cmocka_unit_test(k06_k07_ranks_read_in_as_many_rounds_as_each_needs_and_step_back_together_from_any),
         cmocka_unit_test(rounds_that_the_resume_was_not_asked_for_are_an_error),
+        cmocka_unit_test(k22_what_is_optional_and_missing_is_listed_once_by_every_rank),
         cmocka_unit_test(a_plain_session_does_not_take_the_root_of_a_run),
     };
     return cmocka_run_group_tests_name("session", tests, NULL, NULL);

@@ -435,12 +435,30 @@ static void k06_an_allocation_that_fails_while_staging_fails_it_and_hangs_nothin
     scene_free(&s);
 }
 
+/* Such a plan cannot be made of memory that exists: the sum is checked all the same. */
+static void the_size_of_an_image_that_overflows_is_the_largest_there_is(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[][2] = {{UINT64_MAX, 1}, {UINT64_MAX - 100, 0}, {UINT64_MAX / 2, UINT64_MAX / 2 + 2}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        lg__plan_file files[2] = {{.data_bytes = sizes[i][0]}, {.data_bytes = sizes[i][1]}};
+        files[0].header.len = 64;
+        const lg__plan plan = {.files = files, .n_files = 2};
+        assert_true(lg__stage_bytes(&plan) == UINT64_MAX);
+    }
+    lg__plan_file small = {.data_bytes = 1000};
+    small.header.len = 64;
+    const lg__plan plan = {.files = &small, .n_files = 1};
+    assert_true(lg__stage_bytes(&plan) >= 1064 && lg__stage_bytes(&plan) < 20000);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(k04_f056_k12_the_image_is_what_a_save_in_the_foreground_writes),
         cmocka_unit_test(a_lazy_tensor_that_is_not_finite_fails_the_stage_by_name_and_lets_go_of_memory),
         cmocka_unit_test(k06_an_allocation_that_fails_while_staging_fails_it_and_hangs_nothing),
+        cmocka_unit_test(the_size_of_an_image_that_overflows_is_the_largest_there_is),
     };
     return cmocka_run_group_tests_name("stage", tests, NULL, NULL);
 }

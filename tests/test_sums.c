@@ -443,6 +443,12 @@ static void a_malformed_report_is_refused_by_the_member_that_is_wrong(void **sta
         {"tensors.0.flat_offset", "0", F, "tensors[0].flat_offset"},
         {"tensors.2.flat_offset", NULL, F, "tensors[2].flat_offset: missing"},
         {"tensors.2.flat_offset", "21", F, "tensors[2].layout"},
+        {"tensors.0.name", "\"\"", F, "tensors[0].name"},
+        {"tensors.0.name", "\"__metadata__\"", F, "tensors[0].name"},
+        {"tensors.1.boxes",
+         "[{\"offset\":[0,0],\"size\":[1,1]},{\"offset\":[1,0],\"size\":[1,1]},{\"offset\":[2,0],\"size\":[1,1]},"
+         "{\"offset\":[3,0],\"size\":[1,1]}]",
+         F, "4 boxes of \"experts\", but only 3 files for them"},
         {"tensors.1.boxes.0", "[]", F, "tensors[1].boxes[0]"},
         {"tensors.1.boxes.0.size", "[1,3]", LG_ERR_COVERAGE, "tensors[1].boxes[0]"},
         {"tensors.1.boxes.0.offset", "[\"9223372036854775807\",2]", LG_ERR_COVERAGE, "tensors[1].boxes[0]"},

@@ -239,6 +239,15 @@ static void values_are_null_when_memory_is_out(void **state)
     assert_int_equal(bytes, 5);
     assert_null(lg__tagged_bytes("abc", SIZE_MAX));
     json_decref(v);
+    v = NULL;
+    size_t tries = 0;
+    for (; v == NULL; tries++) {
+        lg__mem_fail_after(tries);
+        v = lg__tagged_bytes("abc", 3);
+        lg__mem_fail_after(SIZE_MAX);
+    }
+    assert_true(tries > 3); /* text, string, object, member */
+    json_decref(v);
     /* Every allocation of a check fails once, and none leaks. */
     v = parse("{\"$set\":[1,{\"$tuple\":[2,3]},\"x\"]}");
     size_t n = 0;

@@ -203,6 +203,47 @@ static void test_block_names_tensors(void **state)
     sample_free(s);
 }
 
+/* Of several in one file, only those that lie in the damaged block. */
+static void test_later_tensors(void **state)
+{
+    (void)state;
+    lg_error err = LG_ERROR_INIT;
+    enum { BLOCKS = 2, TENSORS = 5 };
+    char *data = calloc(BLOCKS, SAMPLE_BLOCK);
+    build_tensor t[TENSORS];
+    static const char *const names[TENSORS] = {"a", "b", "c", "d", "e"};
+    for (size_t i = 0; i < TENSORS; i++) {
+        t[i] =
+            (build_tensor){.name = names[i], .dtype = LG_U8, .ndim = 1, .shape = {BLOCKS * SAMPLE_BLOCK}, .data = data};
+    }
+    sample s = {.kind = SAMPLE_MEMORY};
+    OK(lg_store_open("mem:later", &s.store, &err));
+    OK(lg__store_make_root(s.store, &err));
+    build_spec spec = {
+        .world = 1, .step = 1, .generation = {1, 1}, .block_bytes = SAMPLE_BLOCK, .tensors = t, .n_tensors = TENSORS};
+    build_checkpoint(s.store, &spec, s.folder);
+    lg_checkpoint *c;
+    OK(lg__checkpoint_open_in(s.store, false, s.folder, NULL, 0, &c, &err));
+    const char *file = "shard-00001-model-00001-of-00001.safetensors";
+    size_t bytes = 0;
+    free(build_read(s.store, s.folder, file, &bytes));
+    const size_t start = bytes - (size_t)TENSORS * BLOCKS * SAMPLE_BLOCK;
+    for (size_t i = 0; i < TENSORS; i++) {
+        const size_t at = start + (i * BLOCKS + 1) * SAMPLE_BLOCK + 7;
+        flip(&s, file, at);
+        sightings seen = {0};
+        lg_verify_result result;
+        FAILS(LG_ERR_CORRUPT, verify(c, 1, &seen, &result, &err));
+        assert_int_equal(seen.n, 1);
+        assert_string_equal(seen.problems[0].tensor, names[i]);
+        flip(&s, file, at);
+    }
+    lg_checkpoint_close(c);
+    lg_store_free(s.store);
+    lg_memory_store_drop("later");
+    free(data);
+}
+
 static void test_all_problems(void **state)
 {
     (void)state;
@@ -299,7 +340,7 @@ static void test_cancel(void **state)
 
 /* ------------------------------------------------- headers against layouts */
 
-typedef enum edit_kind { DROP, ADD, MOVE, RENAME, ADD_STATE, ADD_RAW } edit_kind;
+typedef enum edit_kind { DROP, DROP_ALL, ADD, MOVE, RENAME, ADD_STATE, ADD_RAW } edit_kind;
 
 static void edit(uint32_t rank, lg_group group, uint32_t number, build_box *boxes, size_t *n, void *arg)
 {
@@ -313,6 +354,9 @@ static void edit(uint32_t rank, lg_group group, uint32_t number, build_box *boxe
     switch (kind) {
     case DROP:
         boxes[0] = boxes[--*n];
+        break;
+    case DROP_ALL:
+        *n = 0;
         break;
     case MOVE:
         boxes[0].box.offset[0]++;
@@ -338,8 +382,9 @@ static void test_box_set(void **state)
         edit_kind kind;
         size_t problems;
         const char *says;
-    } cases[] = {{DROP, 1, "lacks box"},   {ADD, 1, "holds \"extra\""}, {MOVE, 2, "lacks box"},
-                 {RENAME, 2, "lacks box"}, {ADD_STATE, 0, ""},          {ADD_RAW, 1, "holds \"extra\""}};
+    } cases[] = {{DROP, 1, "lacks box"},    {ADD, 1, "holds \"extra\""}, {MOVE, 2, "lacks box"},
+                 {RENAME, 2, "lacks box"},  {ADD_STATE, 0, ""},          {ADD_RAW, 1, "holds \"extra\""},
+                 {DROP_ALL, 0, "lacks box"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         edit_kind kind = cases[i].kind;
         build_spec spec = s->spec;
@@ -353,8 +398,13 @@ static void test_box_set(void **state)
         sightings seen = {0};
         lg_verify_result result;
         lg_status st = verify(c, 2, &seen, &result, &err);
-        assert_int_equal(seen.n, cases[i].problems);
-        assert_int_equal(st == LG_OK, cases[i].problems == 0);
+        if (kind == DROP_ALL) { /* each tensor of it, and the file itself */
+            assert_true(seen.n > 2);
+            assert_non_null(strstr(seen.problems[seen.n - 1].message, "holds no tensor"));
+        } else {
+            assert_int_equal(seen.n, cases[i].problems);
+            assert_int_equal(st == LG_OK, cases[i].problems == 0);
+        }
         if (seen.n > 0) {
             SAYS(cases[i].says);
             SAYS("rank 1");
@@ -476,6 +526,7 @@ int main(void)
         {"a good checkpoint has no problems, and every byte is counted", test_good, NULL, NULL, NULL},
         {"K01 K13: verification finds a flip of any byte of any file", test_every_flip, NULL, NULL, NULL},
         {"a damaged block names the tensors in it", test_block_names_tensors, NULL, NULL, NULL},
+        {"a damaged block names no tensor before it", test_later_tensors, NULL, NULL, NULL},
         {"K14: all problems are reported, by one thread or many", test_all_problems, NULL, NULL, NULL},
         {"K14: without one rank's sums the others are still verified", test_sums_gone, NULL, NULL, NULL},
         {"a file that cannot be read is a problem of that file", test_unreadable, NULL, NULL, NULL},

@@ -98,6 +98,73 @@ static void a_folder_that_was_moved_away_opens_under_any_name(void **state)
     root_drop(&root);
 }
 
+/* Names alone, from the folder in which the root lies. */
+static void a_checkpoint_is_found_by_a_relative_name_with_and_without_file(void **state)
+{
+    (void)state;
+    test_root root;
+    char folders[3][64], before[1024], from[600], file[700];
+    make(&root, folders);
+    assert_int_equal(rename(at(from, &root, "/%s", folders[1]), at(file, &root, "/%s", "kept")), 0);
+    assert_non_null(getcwd(before, sizeof before));
+    assert_int_equal(chdir(root.path), 0);
+    assert_int_equal(step_of(folders[0]), 10);
+    snprintf(file, sizeof file, "file:%s", folders[0]);
+    assert_int_equal(step_of(file), 10);
+    assert_int_equal(step_of("kept"), 20);
+    assert_int_equal(step_of("file:kept"), 20);
+    assert_int_equal(step_of("file:kept/"), 20);
+    lg_error err = LG_ERROR_INIT;
+    lg_checkpoint *c = NULL;
+    FAILS(LG_ERR_INVALID, lg_checkpoint_open("kept/.", &c, &err));
+    SAYS("name it by its own name");
+    assert_int_equal(chdir(before), 0);
+    root_drop(&root);
+}
+
+static void a_name_that_is_too_long_for_any_file_is_an_ordinary_error(void **state)
+{
+    (void)state;
+    char name[LG__NAME_MAX + 40];
+    memset(name, 'n', sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    memcpy(name, "mem:", 4);
+    lg_error err = LG_ERROR_INIT;
+    lg_checkpoint *c = NULL;
+    assert_int_not_equal(lg_checkpoint_open(name, &c, &err), LG_OK);
+    assert_true(strlen(err.message) > 0);
+    assert_null(c);
+}
+
+/* What an attempt left that was ended on a store without folder rename. */
+static void a_tombstone_under_any_name_is_no_checkpoint(void **state)
+{
+    (void)state;
+    test_root root;
+    char folders[3][64], to[600];
+    make(&root, folders);
+    lg_error err = LG_ERROR_INIT;
+    lg__manifest *m = NULL;
+    OK(lg__manifest_new(&m, &err));
+    m->tombstone = true;
+    m->superseded_by = 4;
+    m->generation = (lg_generation){1, 4};
+    memset(m->run_id, '0', sizeof m->run_id - 1);
+    memset(m->attempt, '0', LG__ATTEMPT_HEX);
+    lg__buf text;
+    lg__buf_init(&text, LG__RECORD_MAX);
+    OK(lg__manifest_encode(m, &text, &err));
+    OK(lg__store_make_dir(root.store, "moved", &err));
+    OK(lg__store_put_new(root.store, "moved/" LG__MANIFEST, text.data, text.len, &err));
+    lg__buf_free(&text);
+    lg__manifest_free(m);
+    lg_checkpoint *c = NULL;
+    FAILS(LG_ERR_NOT_FOUND, lg_checkpoint_open(at(to, &root, "/%s", "moved"), &c, &err));
+    SAYS("it was left by an attempt that was ended, not by a checkpoint");
+    FAILS(LG_ERR_NOT_FOUND, lg_rollback(to, NULL, NULL, &err));
+    root_drop(&root);
+}
+
 static void partial_and_trash_folders_are_no_checkpoints_whatever_they_hold(void **state)
 {
     (void)state;
@@ -301,6 +368,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_checkpoint_is_found_by_root_folder_step_and_generation),
         cmocka_unit_test(a_folder_that_was_moved_away_opens_under_any_name),
+        cmocka_unit_test(a_checkpoint_is_found_by_a_relative_name_with_and_without_file),
+        cmocka_unit_test(a_name_that_is_too_long_for_any_file_is_an_ordinary_error),
+        cmocka_unit_test(a_tombstone_under_any_name_is_no_checkpoint),
         cmocka_unit_test(partial_and_trash_folders_are_no_checkpoints_whatever_they_hold),
         cmocka_unit_test(a_checkpoint_without_a_readable_manifest_can_be_named_and_removed),
         cmocka_unit_test(the_last_good_one_stays_even_when_a_damaged_one_is_newer),

@@ -134,10 +134,11 @@ static void fill_opening(const lg_session *s, lg__purpose purpose, const lg__las
     memcpy(o->magic, OPENING_MAGIC, sizeof OPENING_MAGIC);
 }
 
-/* Is what rank `rank` sent whole, and what rank 0 is about? */
-static lg_status check_opening(uint32_t rank, const opening *o, size_t bytes, const opening *first, lg_error *err)
+/* Is what rank `rank` sent whole, and what rank 0 is about? `mine`: the call here. */
+static lg_status check_opening(uint32_t rank, const opening *o, size_t bytes, const opening *first, lg__purpose mine,
+                               lg_error *err)
 {
-    const char *call = calls[first->purpose <= LG__TO_WAIT ? first->purpose : 0];
+    const char *call = calls[rank > 0 ? first->purpose : (uint32_t)mine];
     const bool whole = bytes >= sizeof *o && memcmp(o->magic, OPENING_MAGIC, sizeof OPENING_MAGIC) == 0 &&
                        (uint64_t)o->message_bytes + o->last_message_bytes == bytes - sizeof *o;
     if (!whole || o->purpose == 0 || o->purpose > LG__TO_WAIT) {
@@ -192,7 +193,7 @@ static lg_status open_exchange(lg_session *s, lg_save *save, lg__purpose purpose
         memcpy(&their, p, sizes[r] < sizeof their ? sizes[r] : sizeof their);
         first = r == 0 ? their : first;
         lg_error_set(err, LG_OK, "%s", "");
-        st = check_opening(r, &their, sizes[r], &first, err);
+        st = check_opening(r, &their, sizes[r], &first, (lg__purpose)o.purpose, err);
         if (st != LG_OK) {
             break;
         }

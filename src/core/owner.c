@@ -299,8 +299,11 @@ lg_status lg__checkpoint_remove(lg_store *store, const char *folder, uint64_t ep
     char path[2 * LG__NAME_MAX];
     lg__path_join(path, sizeof path, folder, LG__MANIFEST);
     LG__TRY(lg__store_remove_file(store, path, err));
-    LG__TRY(lg__store_sync_dir(store, folder, err));
-    LG__TRY(lg__folder_remove(store, folder, err));
+    lg_status st = lg__store_sync_dir(store, folder, err);
+    if (st != LG_ERR_NOT_FOUND) { /* else somebody else removed it */
+        LG__TRY(st);
+        LG__TRY(lg__folder_remove(store, folder, err));
+    }
     return lg__store_sync_dir(store, "", err);
 }
 

@@ -291,7 +291,12 @@ lg_status lg__where_find(const char *where, lg_store **store, lg__walk **walk, l
     if (st == LG_OK) {
         st = find(s, &w, found, item, err);
     }
-    for (int i = 1; i < LG__WALK_TRIES && w.kind == LG__WHERE_ROOT && found != NULL && has_moved(s, found); i++) {
+    /* That there is none is never decided by one look alone: a listing may miss what
+     * is renamed while it is made, and on stores without folder rename one that is
+     * being removed looks like an attempt. */
+    for (int i = 1; i < LG__WALK_TRIES && w.kind == LG__WHERE_ROOT && found != NULL &&
+                    (has_moved(s, found) || (i == 1 && (st == LG_ERR_EMPTY || st == LG_ERR_NO_GOOD)));
+         i++) {
         lg__walk_free(found);
         found = NULL;
         st = lg__walk_read(s, &found, err);
