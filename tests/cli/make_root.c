@@ -8,7 +8,7 @@
  * closes. Values follow from the step alone. --once stores aliases once;
  * --differ gives every rank its own "stats"; --kinds adds a tensor of each dtype
  * and of layouts that the others have not. Tweaks change the last step:
- * value, sign, nan, dtype, shape, missing, extra, state, rank, attached, kinds,
+ * value, sign, nan, payload (another nan), dtype, shape, missing, extra, state, rank, attached, kinds,
  * more (of all that show cuts: keys, boxes, bytes, a name). */
 
 #include <lastgood/lastgood.h>
@@ -115,6 +115,9 @@ static void fill(values *v, uint64_t step, uint32_t rank)
     }
     if (tweaked("nan", step)) {
         v->norm[0] = 0x7E00;
+    }
+    if (tweaked("payload", step)) {
+        v->norm[0] = 0x7E01;
     }
     if (tweaked("rank", step) && rank == 1) {
         v->odd = 8;
