@@ -147,14 +147,14 @@ static void all_is_well(void)
 static void few_rounds(void) { rounds(5); }
 static void in_memory(void)
 {
-    strcpy(machine.file_system, "tmpfs");
+    snprintf(machine.file_system, sizeof machine.file_system, "tmpfs");
     machine.in_memory = true;
 }
 static void buffered(void) { result.direct = false; }
 static void cache_stays(void) { result.cold_left = 0.5; }
 static void network(void)
 {
-    strcpy(machine.file_system, "nfs4");
+    snprintf(machine.file_system, sizeof machine.file_system, "nfs4");
     machine.remote = true;
 }
 static void slow_save(void) { speed(ROW_SAVE, 0.5); }
