@@ -54,8 +54,9 @@ static int remove_contents(int dir, const char *prefix)
         if (unlinkat(dir, e->d_name, 0) == 0 || errno == ENOENT) {
             continue;
         }
+        int refused = errno;
         int inner = openat(dir, e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-        int failed = inner < 0 ? errno : remove_contents(inner, "");
+        int failed = inner >= 0 ? remove_contents(inner, "") : errno == ENOTDIR ? refused : errno;
         if (failed == 0 && unlinkat(dir, e->d_name, AT_REMOVEDIR) != 0 && errno != ENOENT) {
             failed = errno;
         }

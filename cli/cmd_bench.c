@@ -314,7 +314,7 @@ static int attend(pid_t child, const sigset_t *set)
 }
 
 /* The program ends as its child did. */
-static int end_as(cli *c, int status, const sigset_t *before)
+static int end_as(cli *c, int status, bool removed, const sigset_t *before)
 {
     if (WIFEXITED(status)) {
         return WEXITSTATUS(status);
@@ -332,7 +332,8 @@ static int end_as(cli *c, int status, const sigset_t *before)
         }
     }
     return report_as(c, LG_ERR_CANCELLED, sig == SIGKILL ? "was memory short? --size takes less" : NULL,
-                     "ended by signal %d (%s); what it had written is removed", sig, strsignal(sig));
+                     "ended by signal %d (%s)%s", sig, strsignal(sig),
+                     removed ? "; what it had written is removed" : "");
 }
 
 static int run_in_child(cli *c, const char *path, const wishes *w, const bench_plan *plan, const bench_machine *m)
@@ -371,8 +372,8 @@ static int run_in_child(cli *c, const char *path, const wishes *w, const bench_p
     if (removed != LG_OK) {
         report_error(c, &err, "remove the folder by hand");
     }
-    int exit_status =
-        child < 0 ? report_trouble(c, NULL, "fork: %s", strerror(fork_error)) : end_as(c, status, &before);
+    int exit_status = child < 0 ? report_trouble(c, NULL, "fork: %s", strerror(fork_error))
+                                : end_as(c, status, removed == LG_OK, &before);
     sigprocmask(SIG_SETMASK, &before, NULL);
     return removed != LG_OK && exit_status == CLI_YES ? CLI_TROUBLE : exit_status;
 }

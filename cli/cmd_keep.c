@@ -16,6 +16,16 @@ static void put_checkpoint(json_t *o, uint64_t step, lg_generation g)
     json_put(o, "generation", json_generation(g));
 }
 
+/* How many checkpoints may be meant. */
+static size_t count_meant(const place *p, const lg_listing *l)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < l->n; i++) {
+        n += l->entries[i].kind == LG_ENTRY_COMMITTED && place_holds(p, &l->entries[i]);
+    }
+    return n;
+}
+
 /* Finds the place and its checkpoint's entry; *l is the caller's. The entry is
  * NULL for a step folder that was copied away. -1, or the exit status. */
 static int find_entry(cli *c, place *p, lg_listing **l, const lg_entry **entry)
@@ -39,6 +49,13 @@ static int find_entry(cli *c, place *p, lg_listing **l, const lg_entry **entry)
             char *hint = need_format("'lastgood ls %s' shows what there is", p->root);
             exit_status = report_as(c, LG_ERR_NOT_FOUND, hint, "%s: there is no such checkpoint", p->where);
             free(hint);
+        } else if (p->kind == PLACE_GENERATION && count_meant(p, *l) > 1) {
+            char *hint = need_format("'lastgood ls %s' shows them: name the one that is meant by its step", p->root);
+            exit_status =
+                report_as(c, LG_ERR_CONFLICT, hint, "%s: several checkpoints claim this generation", p->where);
+            free(hint);
+        }
+        if (exit_status >= 0) {
             lg_listing_free(*l);
         }
     }
@@ -318,11 +335,11 @@ static const char *hint_of_refusal(const lg_error *err, const lg_entry *e, const
 
 static int remove_one(cli *c, const place *p, const lg_entry *e, const lg_listing *l)
 {
-    char *exact = NULL, g[GENERATION_TEXT], size[SIZE_TEXT];
+    char *exact = NULL, size[SIZE_TEXT];
     bool yes = cli_has(c, "yes"), last = cli_has(c, "last");
-    /* What was shown is what goes, even if a newer one of the step appears. */
-    exact = p->kind == PLACE_STEP && e != NULL ? need_format("%s@%s", p->root, generation_text(e->generation, g))
-                                               : need_strdup(p->path);
+    /* What was shown is what goes, even if a newer one of the step appears, or another
+     * one claims its generation. */
+    exact = p->kind == PLACE_STEP && e != NULL ? need_format("%s/%s", p->root, e->name) : need_strdup(p->path);
     lg_error err = LG_ERROR_INIT;
     put_folder(c, p, e);
     if (isatty(STDERR_FILENO) && !last) {

@@ -393,7 +393,7 @@ static int newest_good(cli *c, const place *p, char **where)
         generation_text(good->generation, generation);
         report_note(c, "taking step %" PRIu64 " (%s), the newest good checkpoint of %s", good->step, generation,
                     p->where);
-        *where = need_format("%s@%s", p->root, generation);
+        *where = need_format("%s/%s", p->root, good->name);
     } else if (n == 0) {
         err.status = LG_ERR_EMPTY;
         snprintf(err.message, sizeof err.message, "%s holds no checkpoint", p->where);

@@ -80,6 +80,29 @@ static void a_checkpoint_is_found_by_root_folder_step_and_generation(void **stat
     root_drop(&root);
 }
 
+static void a_generation_that_two_folders_claim_names_neither_of_them(void **state)
+{
+    (void)state;
+    test_root root;
+    char folders[3][64], where[600], from[600];
+    make(&root, folders);
+    at(from, &root, "/%s", folders[1]);
+    assert_int_equal(rename(from, at(where, &root, "/%s", "step-000000000020.g1.1")), 0);
+    root_flip(&root, "step-000000000020.g1.1", "lastgood.json", 200); /* else its manifest says 1.2 */
+    lg_error err = LG_ERROR_INIT;
+    lg_checkpoint *c = NULL;
+    at(where, &root, "%s", "@g1.1");
+    FAILS(LG_ERR_CONFLICT, lg_checkpoint_open(where, &c, &err));
+    SAYS("claims generation 1.1");
+    FAILS(LG_ERR_CONFLICT, lg_remove(where, &err));
+    FAILS(LG_ERR_CONFLICT, lg_pin(where, 1, NULL, &err));
+    FAILS(LG_ERR_CONFLICT, lg_rollback(where, NULL, NULL, &err));
+    assert_int_equal(step_of(at(where, &root, "%s", "@10")), 10);
+    assert_int_equal(step_of(at(where, &root, "/%s", folders[0])), 10);
+    assert_int_equal(step_of(at(where, &root, "%s", "@g1.3")), 30);
+    root_drop(&root);
+}
+
 static void a_folder_that_was_moved_away_opens_under_any_name(void **state)
 {
     (void)state;
@@ -367,6 +390,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_checkpoint_is_found_by_root_folder_step_and_generation),
+        cmocka_unit_test(a_generation_that_two_folders_claim_names_neither_of_them),
         cmocka_unit_test(a_folder_that_was_moved_away_opens_under_any_name),
         cmocka_unit_test(a_checkpoint_is_found_by_a_relative_name_with_and_without_file),
         cmocka_unit_test(a_name_that_is_too_long_for_any_file_is_an_ordinary_error),

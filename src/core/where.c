@@ -183,6 +183,18 @@ static bool meant(const lg__where *w, const lg__walk_item *item)
     }
 }
 
+/* A generation that two folders claim names neither of them. */
+static bool claimed_twice(const lg__walk *walk, const lg__walk_item *item)
+{
+    for (size_t i = 0; i < walk->n; i++) {
+        const lg__walk_item *other = &walk->items[i];
+        if (other != item && !other->is_rollback && lg_generation_compare(other->generation, item->generation) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static lg_status find(lg_store *store, const lg__where *w, lg__walk *walk, lg__walk_item **out, lg_error *err)
 {
     size_t damaged = 0;
@@ -196,6 +208,10 @@ static lg_status find(lg_store *store, const lg__where *w, lg__walk *walk, lg__w
         if (item->is_rollback || !meant(w, item)) {
             continue;
         }
+        LG__RETURN_IF(w->kind == LG__WHERE_GENERATION && claimed_twice(walk, item), err, LG_ERR_CONFLICT,
+                      "%s is not the only checkpoint that claims generation %" PRIu64 ".%" PRIu64
+                      ": name one by its step or its folder",
+                      item->name, item->generation.epoch, item->generation.serial);
         if (w->kind != LG__WHERE_ROOT) {
             *out = item;
             return LG_OK;

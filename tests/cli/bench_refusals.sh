@@ -21,3 +21,10 @@ run lastgood bench --json b.json
 # Sixty terabytes are more than there is of something.
 lastgood bench b --size=60TiB 2>&1 | grep -cE '^lastgood: bench: .*60.0 TiB need .* (are free|can be had)$'
 find b there
+run lastgood bench b --json=file/a.json
+run lastgood bench b --svg=
+# What cannot be written in the end is told, after the table.
+lastgood bench b --size=32MiB --rounds=1 --tensors=3 --json=/dev/full --svg=/dev/full 2>&1 >table
+echo "exit $?"
+grep -c 'OF LIMIT' table
+find b

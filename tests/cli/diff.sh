@@ -17,6 +17,10 @@ run lastgood diff --tensors='zz.nothing' a@200 d@200
 run lastgood diff --all --tensors='w' --tolerance=2 a@200 b@200
 run lastgood diff --tensors='w' --tolerance=0.5 a@200 b@200
 run lastgood diff --tolerance=-1 a@200 b@200
+make_root e --steps=200 --tweak=nan
+make_root f --steps=200 --tweak=payload
+run lastgood diff e@200 f@200
+run lastgood diff --tolerance=0 e@200 f@200
 run lastgood diff -q a@200 a@200
 run lastgood diff -q a@200 b@200
 run lastgood diff --json a@200 c@200

@@ -11,3 +11,6 @@ run lastgood get --json a@100 none
 run lastgood get --json a@100 norm
 quietly lastgood get --json a@100 big
 run lastgood get a@100 wigde
+# Damage in what a summary shows is told, and nothing is printed.
+flip "$(folder a 100)"/shard-00001-model-00001-of-00001.safetensors 5000
+run lastgood get a@100 big

@@ -12,3 +12,4 @@ done
 run lastgood get a@100 count 0
 run lastgood get a@100 q.f4 0:2
 run lastgood get a@100 q.f4 0:1
+run lastgood get a@100 ids "$(printf '0,%.0s' $(seq 40))0"

@@ -29,3 +29,4 @@ error lastgood sweep a@100
 error lastgood pin gone@5
 run lastgood rm --yes --json a@100
 run lastgood pin --json a@100
+error lastgood pin a@200 -r "$(printf 'a\177b')"

@@ -40,21 +40,27 @@ no_control() {
     fi
 }
 
-# newer MANIFEST: makes it one of format 2.0, with the checksum that belongs to it.
-newer() {
-    python3 - "$1" <<'PYTHON'
+# checksummed FROM TO: a manifest with the checksum that belongs to what it says.
+checksummed() {
+    python3 - "$1" "$2" <<'PYTHON'
 import pathlib
 import sys
-path = pathlib.Path(sys.argv[1])
-body = path.read_bytes()[21:].replace(b'"version":[1,0]', b'"version":[2,0]', 1)
+body = pathlib.Path(sys.argv[1]).read_bytes()[21:]
 crc = 0xFFFFFFFF
 for byte in body:
     crc ^= byte
     for _ in range(8):
         crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-path.chmod(0o644)
-path.write_bytes(b'{"crc32c":"%08x",' % (crc ^ 0xFFFFFFFF) + body)
+pathlib.Path(sys.argv[2]).write_bytes(b'{"crc32c":"%08x",' % (crc ^ 0xFFFFFFFF) + body)
 PYTHON
+}
+
+# newer MANIFEST: makes it one of format 2.0.
+newer() {
+    chmod u+w "$1"
+    sed 's/"version":\[1,0\]/"version":[2,0]/' "$1" >newer.json
+    checksummed newer.json "$1"
+    rm newer.json
 }
 
 # Someone who is not root, to whom files can be forbidden.

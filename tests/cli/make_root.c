@@ -8,7 +8,8 @@
  * closes. Values follow from the step alone. --once stores aliases once;
  * --differ gives every rank its own "stats"; --kinds adds a tensor of each dtype
  * and of layouts that the others have not. Tweaks change the last step:
- * value, sign, nan, dtype, shape, missing, extra, state, rank, attached, kinds. */
+ * value, sign, nan, payload (another nan), dtype, shape, missing, extra, state, rank, attached, kinds,
+ * more (of all that show cuts: keys, boxes, bytes, a name). */
 
 #include <lastgood/lastgood.h>
 
@@ -18,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RANKS_MAX 16
+#define RANKS_MAX 64
 #define STEPS_MAX 32
 #define TWEAKS_MAX 16
 
@@ -114,6 +115,9 @@ static void fill(values *v, uint64_t step, uint32_t rank)
     }
     if (tweaked("nan", step)) {
         v->norm[0] = 0x7E00;
+    }
+    if (tweaked("payload", step)) {
+        v->norm[0] = 0x7E01;
     }
     if (tweaked("rank", step) && rank == 1) {
         v->odd = 8;
@@ -239,6 +243,30 @@ static bool add_layouts(const adding *a)
     return ok;
 }
 
+#define PIECES 4 /* of a rank */
+
+/* Elements below a byte that fill 2250 bytes, a box for each of many pieces, and a
+ * name that no line holds. */
+static bool add_more(const adding *a, const lg_layout *same)
+{
+    lg_error *err = a->err;
+    static uint8_t zeros[12288];
+    static const uint64_t packed[] = {3, 1500}, one[] = {12288};
+    const uint64_t shape[] = {PIECES * plan.ranks};
+    char name[301] = "long.";
+    memset(name + 5, 'n', sizeof name - 6);
+    lg_split splits[] = {{0, LG_NO_AXIS, PIECES, LG_SPLIT_EVEN}, {0, 0, 0, LG_SPLIT_CEIL}};
+    lg_layout_desc d = LG_LAYOUT_DESC_INIT;
+    d.mesh_ndim = 1, d.mesh_sizes = &plan.ranks, d.n_splits = 2, d.splits = splits;
+    lg_layout *pieces = NULL;
+    DO(lg_layout_create(&d, &pieces, err));
+    bool ok = add(a, "more.packed", LG_F4, LG_GROUP_MODEL, 2, packed, zeros, same, 0, 0) &&
+              add(a, "more.pieces", LG_U8, LG_GROUP_MODEL, 1, shape, zeros, pieces, 0, 0) &&
+              add(a, name, LG_U8, LG_GROUP_MODEL, 1, one, zeros, same, 0, 0);
+    lg_layout_free(pieces);
+    return ok;
+}
+
 /* The rank's part of a tensor that lies whole in memory. */
 static const char *rows_of(const adding *a, const lg_layout *rows, const void *whole, const uint64_t *shape,
                            size_t element)
@@ -309,7 +337,8 @@ static bool add_tensors(const adding *a, const values *v, uint64_t step)
             "evil\xc2\x9b"
             "31m",
             LG_U8, m, 1, one_shape, &v->flags, same, 0, 0) &&
-        (!plan.kinds || (add_kinds(a, same, step) && add_layouts(a))) && add_mask(a, v);
+        (!plan.kinds || (add_kinds(a, same, step) && add_layouts(a))) &&
+        (!tweaked("more", step) || add_more(a, same)) && add_mask(a, v);
     lg_layout_free(rows);
     lg_layout_free(flat);
     lg_layout_free(same);
@@ -334,6 +363,22 @@ static bool add_state(const adding *a, uint64_t step)
     return true;
 }
 
+/* More keys than a line has; rank state of many sizes, that comes behind "rng" in
+ * the file but not by name; a second attached file. */
+static bool add_more_state(const adding *a)
+{
+    lg_error *err = a->err;
+    static const char loader[RANKS_MAX], words[] = "umlauts: äöüäöüäöüäöüäöüäöüäöüäöüäöüäöüäöüäöüäöüäöüäöü";
+    for (unsigned i = 0; i < 5; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "more.%u", i);
+        DO(lg_save_global_str(a->save, key, words, err));
+    }
+    DO(lg_save_rank_bytes(a->save, "loader", loader, a->rank + 1, err));
+    DO(lg_save_attach(a->save, "tokenizer.json", "{}", 2, err));
+    return true;
+}
+
 static bool save_step(lg_session *s, uint32_t rank, uint64_t step, lg_error *err)
 {
     static _Thread_local values v;
@@ -343,7 +388,7 @@ static bool save_step(lg_session *s, uint32_t rank, uint64_t step, lg_error *err
     lg_save *save = NULL;
     DO(lg_save_begin(s, step, &o, &save, err));
     adding a = {save, rank, err};
-    if (!add_tensors(&a, &v, step) || !add_state(&a, step)) {
+    if (!add_tensors(&a, &v, step) || !add_state(&a, step) || (tweaked("more", step) && !add_more_state(&a))) {
         lg_save_abort(save);
         return false;
     }

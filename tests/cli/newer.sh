@@ -19,3 +19,7 @@ run lastgood sweep --yes a
 run lastgood rollback a@300
 run lastgood pin a@300
 run lastgood ls a@100
+# Not even what a crash left.
+mkdir a/.step-000000000400.g0.9.0123456789abcdef.partial a/.trash-1.0123456789abcdef-step-000000000050.g1.1
+run lastgood sweep --yes a
+run lastgood sweep --yes --json a

@@ -25,3 +25,6 @@ mkdir closed
 chmod 555 closed
 run ordinary lastgood bench closed --size=32MiB
 find closed
+# Two of them say it in one sentence.
+chmod 0 "$(folder a 100)"/shard-00002-model-* "$(folder a 100)"/config.json
+run ordinary lastgood verify a@100

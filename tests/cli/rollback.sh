@@ -23,3 +23,9 @@ run lastgood verify a@200
 flip a/rollback-2.1.json 50
 run lastgood ls a
 run lastgood verify a
+# A root that was rolled back is taken at what it goes back to.
+make_root b --steps=100,200,300
+quietly lastgood rollback b@200
+run lastgood get b w 0,0
+run lastgood show b | head -n 3
+run lastgood pin b

@@ -21,3 +21,8 @@ run lastgood diff elsewhere/kept a@100
 (cd elsewhere/kept && run lastgood verify . && run lastgood show . w)
 run lastgood ls elsewhere
 run lastgood rollback elsewhere/kept
+(cd a && run lastgood show "$(basename "$(folder . 100)")" | head -n 3)
+# Its manifest is damaged, and no root knows it.
+flip elsewhere/kept/lastgood.json 200
+run lastgood verify elsewhere/kept
+run lastgood verify --json elsewhere/kept | grep -e result -e status

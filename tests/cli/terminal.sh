@@ -25,3 +25,15 @@ shows '%.* of .* left' tty 'progress on a terminal'
 tr '\r' '\n' <tty | grep -q "^${esc}\[Kstep 100 (g1.1): " && echo 'the bar was cleared'
 script -qec 'lastgood verify -q a@100' /dev/null >tty </dev/null
 shows '%' tty 'progress with --quiet'
+# What takes long says so at once, and bytes are not for people.
+script -qec 'lastgood prune --keep-last=1 a' /dev/null >tty </dev/null
+shows 'verifying the newest checkpoint that stays' tty 'prune on a terminal'
+lastgood prune --keep-last=1 a >/dev/null 2>pipe
+shows 'verifying' pipe 'prune in a pipe'
+script -qec 'lastgood rm a@100' /dev/null >tty </dev/null
+shows 'verifying another checkpoint before this one goes' tty 'rm on a terminal'
+lastgood rm a@100 >/dev/null 2>pipe
+shows 'verifying' pipe 'rm in a pipe'
+script -qec 'lastgood get a@100 ids -o -' /dev/null >tty </dev/null
+shows 'a .npy file is not for a terminal' tty 'an array to a terminal is refused'
+shows 'NUMPY' tty 'an array on a terminal'

@@ -37,3 +37,6 @@ done
 for command in ls verify; do
     lastgood $command --version | sed 's/[0-9.]*$/VERSION/'
 done
+touch runs/file
+run lastgood verify runs/file@100
+run lastgood ls --bytes runs/a | sed 's/([0-9]*)/(N)/'
