@@ -95,11 +95,6 @@ double value_double(lg_dtype dtype, const void *element)
     }
 }
 
-bool value_is_float(lg_dtype dtype)
-{
-    return dtype == LG_F64 || dtype == LG_F32 || dtype == LG_F16 || dtype == LG_BF16 || dtype == LG_C64;
-}
-
 /* --------------------------------------------------------------------- text */
 
 static int float_text(double v, bool wide, char *out, size_t bytes)

@@ -12,8 +12,6 @@
 const char *value_text(lg_dtype dtype, const void *element, char out[VALUE_TEXT]);
 json_t *value_json(lg_dtype dtype, const void *element);
 
-/* Element-wise comparison is for these: F64, F32, F16, BF16, C64. */
-bool value_is_float(lg_dtype dtype);
 /* The number, for dtypes of floating point (C64: the real part). */
 double value_double(lg_dtype dtype, const void *element);
 
