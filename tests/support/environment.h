@@ -13,8 +13,8 @@
 
 static inline uint64_t number_from(const char *name, uint64_t otherwise)
 {
-    const char *text = getenv(name);
-    return text != NULL && *text != '\0' ? strtoull(text, NULL, 0) : otherwise;
+    const char *words = getenv(name);
+    return words != NULL && *words != '\0' ? strtoull(words, NULL, 0) : otherwise;
 }
 
 static inline bool in_form(const char *form)
@@ -35,9 +35,9 @@ static inline bool in_brief(void) { return in_form("brief"); }
 static inline void leave_child(int status)
 {
     if (in_brief()) {
-        char text[32];
-        snprintf(text, sizeof text, "exit %d", status);
-        execl("/bin/sh", "sh", "-c", text, (char *)NULL);
+        char words[32];
+        snprintf(words, sizeof words, "exit %d", status);
+        execl("/bin/sh", "sh", "-c", words, (char *)NULL);
     }
     _exit(status);
 }
