@@ -3,6 +3,7 @@
 
 import os
 import signal
+import threading
 import time
 from types import SimpleNamespace
 
@@ -154,12 +155,27 @@ def test_k06_a_group_may_be_made_again_after_it_has_ended_and_by_ranks_that_are_
     assert on_processes(3, tmp_path, again) == [3, 3, 3]
 
 
-def late(rank, root):
+def stay_until(done, *ranks):
+    """Until these ranks are done, which say so by a file."""
+    end = time.monotonic() + 100
+    while not all(os.path.exists(f"{done}-{r}") for r in ranks) and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def late(rank, root, done):
     comm = GlooCommunicator()
     session = lastgood.Session(root, comm, timeout=3)
+    comm.barrier(60)  # the others arrive together
     if rank == 1:
-        time.sleep(8)  # the others have given up
+        stay_until(done, 0, 2)
         return None
+    try:
+        return refused(session)
+    finally:
+        open(f"{done}-{rank}", "x").close()
+
+
+def refused(session):
     began = time.monotonic()
     try:
         with session.save(1) as save:
@@ -172,12 +188,12 @@ def late(rank, root):
 
 
 def test_k06_a_late_process_is_named_on_all_others_within_the_deadline(root, tmp_path):
-    found = on_processes(3, tmp_path, late, str(root))
+    found = on_processes(3, tmp_path, late, str(root), str(tmp_path / "done"))
     for rank in (0, 2):
         name, culprit, text, seconds = found[rank]
         assert (name, culprit) == ("TimeoutError", 1)
         assert f"rank 1 did not arrive within 3000 ms (rank {rank} waited in all-gather" in text
-        assert seconds < 10
+        assert seconds < 60  # rank 1 stays until they have given up
 
 
 def dying(rank, root):
@@ -200,44 +216,23 @@ def test_k06_a_process_that_dies_is_named_on_all_others(root, tmp_path):
         culprit, text, seconds = found[rank]
         assert culprit == 1, text
         assert "rank 1" in text
-        assert seconds < 25
+        assert seconds < 60
 
 
 def astray(rank, root):
     comm = GlooCommunicator()
+    comm.barrier(60)  # they arrive together
     if rank == 0:
-        with pytest.raises(lastgood.ConflictError, match=r"rank 1 called barrier #1, but rank 0 called all-gather #1"):
-            comm.all_gather(b"x", 2)
+        with pytest.raises(lastgood.ConflictError, match=r"rank 1 called barrier #2, but rank 0 called all-gather #2"):
+            comm.all_gather(b"x", 4)
     else:
-        with pytest.raises(lastgood.ConflictError, match=r"rank 0 called all-gather #1, but rank 1 called barrier #1"):
-            comm.barrier(2)
+        with pytest.raises(lastgood.ConflictError, match=r"rank 0 called all-gather #2, but rank 1 called barrier #2"):
+            comm.barrier(4)
     return True
 
 
 def test_processes_in_different_calls_are_named_with_their_calls(root, tmp_path):
     assert on_processes(2, tmp_path, astray, str(root)) == [True, True]
-
-
-def interrupted(rank, root):
-    comm = GlooCommunicator()
-    session = lastgood.Session(root, comm, timeout=50)
-    if rank == 1:
-        time.sleep(4)
-        return None
-    pid = os.getpid()
-    if os.fork() == 0:
-        time.sleep(1)
-        os.kill(pid, signal.SIGINT)
-        os._exit(0)
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), session.save(1) as save:
-        save.tensors({"w": torch.ones(1)})
-    return time.monotonic() - began
-
-
-def test_a_keyboard_interrupt_ends_the_wait_for_others(root, tmp_path):
-    found = on_processes(2, tmp_path, interrupted, str(root))
-    assert found[0] < 10
 
 
 class Slow:
@@ -258,17 +253,50 @@ class Slow:
         return self.work.wait(timeout)
 
 
-class SlowGroup:
-    def __init__(self, group):
-        self.group = group
+class OtherGroup:
+    """A group whose operations are of another kind."""
+
+    def __init__(self, group, kind):
+        self.group, self.kind = group, kind
 
     def __getattr__(self, name):
-        return lambda *arguments: Slow(getattr(self.group, name)(*arguments))
+        return lambda *arguments: self.kind(getattr(self.group, name)(*arguments))
+
+
+class Interrupted(Slow):
+    """The first wait for it is interrupted, as by a person who presses Ctrl-C."""
+
+    pressed = False
+
+    def wait(self, timeout):
+        if not Interrupted.pressed:
+            Interrupted.pressed = True
+            threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT)).start()
+        return self.work.wait(timeout)
+
+
+def interrupted(rank, root, done):
+    comm = GlooCommunicator()
+    session = lastgood.Session(root, comm, timeout=100)
+    if rank == 1:
+        stay_until(done, 0)
+        return None
+    comm._group = OtherGroup(comm._group, Interrupted)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), session.save(1) as save:
+        save.tensors({"w": torch.ones(1)})
+    open(f"{done}-0", "x").close()
+    return time.monotonic() - began
+
+
+def test_a_keyboard_interrupt_ends_the_wait_for_others(root, tmp_path):
+    found = on_processes(2, tmp_path, interrupted, str(root), str(tmp_path / "done"))
+    assert found[0] < 100  # rank 1 never came, and the deadline had not passed
 
 
 def starved(rank):
     comm = GlooCommunicator()
-    comm._group = SlowGroup(comm._group)
+    comm._group = OtherGroup(comm._group, Slow)
     for i in range(50):
         assert comm.all_gather(bytes([rank, i]), 60) == [bytes([0, i]), bytes([1, i])]
         assert comm.broadcast(b"x" if rank == 0 else b"", 0, 60) == b"x"
