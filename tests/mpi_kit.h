@@ -7,6 +7,7 @@
  * scenarios MPI_COMM_WORLD keeps the ranks together. */
 
 #include "comm/comm.h"
+#include "mpi_check.h"
 
 #include <lastgood/mpi.h>
 #include <stdio.h>
@@ -16,16 +17,6 @@
 #define LONG_MS UINT64_C(60000)
 #define SHORT_MS UINT64_C(1000)
 #define MAX_RANKS 64
-
-static int me, size, failures;
-
-#define CHECK(cond)                                                                     \
-    do {                                                                                \
-        if (!(cond)) {                                                                  \
-            fprintf(stderr, "rank %d: %s:%d: not %s\n", me, __FILE__, __LINE__, #cond); \
-            failures++;                                                                 \
-        }                                                                               \
-    } while (0)
 
 #define CHECK_TEXT(err, part)                                                                                         \
     do {                                                                                                              \

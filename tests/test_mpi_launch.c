@@ -4,6 +4,7 @@
  * while the trainer uses MPI all the time. MPI's profiling interface tells which
  * thread calls it: never another than the main one, with MPI_THREAD_FUNNELED. */
 
+#include "mpi_check.h"
 #include "support/fault_store.h"
 #include "support/temp_dir.h"
 
@@ -20,17 +21,8 @@
 #define COLUMNS 300
 #define PART ((size_t)ROWS * COLUMNS)
 
-static int me, size, failures;
 static pthread_t main_thread;
 static atomic_int elsewhere, calls;
-
-#define CHECK(cond)                                                                     \
-    do {                                                                                \
-        if (!(cond)) {                                                                  \
-            fprintf(stderr, "rank %d: %s:%d: not %s\n", me, __FILE__, __LINE__, #cond); \
-            failures++;                                                                 \
-        }                                                                               \
-    } while (0)
 
 #define MUST(call)                                                                                           \
     do {                                                                                                     \

@@ -5,10 +5,7 @@
 
 #include "base/mem.h"
 #include "io/choice.h"
-#include "store/posix.h"
-#include "store/store.h"
-#include "support/check.h"
-#include "support/temp_dir.h"
+#include "support/posix_root.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -30,42 +27,19 @@
 #define MIB ((size_t)1 << 20)
 #define NOBODY 65534
 
-typedef struct fixture {
-    char dir[256], root[300];
-    lg_store *s;
-    size_t descriptors;
-    mode_t umask;
-} fixture;
-
 static int setup(void **state)
 {
-    lg_error err = LG_ERROR_INIT;
-    fixture *x = calloc(1, sizeof *x);
-    assert_non_null(x);
-    x->umask = umask(022);
-    x->descriptors = open_descriptors();
-    temp_dir_make(x->dir);
-    snprintf(x->root, sizeof x->root, "%s/root", x->dir);
-    OK(lg_store_open(x->root, &x->s, &err));
-    OK(lg__store_make_root(x->s, &err));
-    *state = x;
+    *state = posix_root_make();
     return 0;
 }
 
 static int teardown(void **state)
 {
-    fixture *x = *state;
-    lg__posix = lg__posix_real;
     lg__io_set(LG__IO_AUTO, LG__DIRECT_AUTO);
     if (getuid() == 0) {
         assert_int_equal(seteuid(0), 0);
     }
-    umask(x->umask);
-    lg_store_free(x->s);
-    temp_dir_remove(x->dir);
-    int result = descriptors_left(x->descriptors);
-    free(x);
-    return result;
+    return posix_root_drop(*state);
 }
 
 /* Rights do not count for root, who is somebody else for some calls. */

@@ -3,11 +3,7 @@
 /* What only a store on a file system has: links and devices, modes, short and
  * failing system calls, full disks. */
 
-#include "store/posix.h"
-
-#include "store/store.h"
-#include "support/check.h"
-#include "support/temp_dir.h"
+#include "support/posix_root.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -21,40 +17,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-typedef struct fixture {
-    char dir[256], root[300];
-    lg_store *s;
-    size_t descriptors;
-    mode_t umask;
-} fixture;
-
 static int setup(void **state)
 {
     lg_error err = LG_ERROR_INIT;
-    fixture *x = calloc(1, sizeof *x);
-    assert_non_null(x);
-    x->umask = umask(022);
-    x->descriptors = open_descriptors();
-    temp_dir_make(x->dir);
-    snprintf(x->root, sizeof x->root, "%s/root", x->dir);
-    OK(lg_store_open(x->root, &x->s, &err));
-    OK(lg__store_make_root(x->s, &err));
+    fixture *x = posix_root_make();
     OK(lg__store_make_dir(x->s, "d", &err));
     *state = x;
     return 0;
 }
 
-static int teardown(void **state)
-{
-    fixture *x = *state;
-    lg__posix = lg__posix_real;
-    umask(x->umask);
-    lg_store_free(x->s);
-    temp_dir_remove(x->dir);
-    int result = descriptors_left(x->descriptors);
-    free(x);
-    return result;
-}
+static int teardown(void **state) { return posix_root_drop(*state); }
 
 /* A path below the root, for the test's own system calls. */
 static const char *at(const fixture *x, const char *name)
